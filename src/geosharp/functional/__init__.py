@@ -1,0 +1,1 @@
+"""One file per thing measured on the pulled-back loss F."""

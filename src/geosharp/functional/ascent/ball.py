@@ -1,0 +1,86 @@
+"""The two balls a worst case is taken over: what is steepest ascent, the projection and stationarity on each."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Ball(Protocol):
+    """A ball around 0 in whitened coordinates."""
+
+    radius: float
+
+    def project_(self, z: Tensor) -> Tensor:
+        """The nearest point of the ball, in place."""
+        ...
+
+    def steepest(self, gradient: Tensor) -> Tensor:
+        """The unit step of steepest ascent."""
+        ...
+
+    def extreme(self, gradient: Tensor) -> Tensor:
+        """The point of the ball that is furthest along the gradient."""
+        ...
+
+    def residual(self, z: Tensor, gradient: Tensor) -> float:
+        """0 exactly at first-order stationary points, at most about 1."""
+        ...
+
+
+@dataclass(frozen=True)
+class EuclideanBall:
+    """‖z‖₂ <= radius."""
+
+    radius: float
+
+    def project_(self, z: Tensor) -> Tensor:
+        norm = float(torch.linalg.vector_norm(z))
+        return z.mul_(self.radius / norm) if norm > self.radius else z
+
+    def steepest(self, gradient: Tensor) -> Tensor:
+        return gradient / torch.linalg.vector_norm(gradient).clamp_min(torch.finfo(gradient.dtype).tiny)
+
+    def extreme(self, gradient: Tensor) -> Tensor:
+        return self.steepest(gradient).mul_(self.radius)
+
+    def on_boundary(self, z: Tensor) -> bool:
+        """Whether a point lies on the sphere, up to rounding."""
+        return float(torch.linalg.vector_norm(z)) >= self.radius * (1 - 1e-4)
+
+    def residual(self, z: Tensor, gradient: Tensor) -> float:
+        """‖∇F - (z·∇F) z/‖z‖²‖ / ‖∇F‖ on the sphere with z·∇F >= 0; 1 elsewhere unless ∇F = 0."""
+        size = float(torch.linalg.vector_norm(gradient))
+        if size == 0.0:
+            return 0.0
+        along = float(torch.dot(z, gradient))
+        norm = float(torch.linalg.vector_norm(z))
+        if along < 0 or not self.on_boundary(z):
+            return 1.0
+        cosine = min(1.0, along / (norm * size))
+        return math.sqrt((1 - cosine) * (1 + cosine))
+
+
+@dataclass(frozen=True)
+class Box:
+    """‖z‖_∞ <= radius."""
+
+    radius: float
+
+    def project_(self, z: Tensor) -> Tensor:
+        return z.clamp_(-self.radius, self.radius)
+
+    def steepest(self, gradient: Tensor) -> Tensor:
+        return torch.sign(gradient)
+
+    def extreme(self, gradient: Tensor) -> Tensor:
+        return torch.sign(gradient).mul_(self.radius)
+
+    def residual(self, z: Tensor, gradient: Tensor) -> float:
+        """The Frank-Wolfe gap over its largest first-order value: 1 - z·∇F / (radius ‖∇F‖₁)."""
+        most = self.radius * float(gradient.abs().sum())
+        return 0.0 if most == 0.0 else min(1.0, 1.0 - float(torch.dot(z, gradient)) / most)

@@ -1,0 +1,158 @@
+"""max over the ball of F(z) - F(0): worst-case sharpness.
+
+`stationary` is a first-order statement about the best point found, not a claim that it is the global maximum: several
+local maxima exist at larger radii, and `restarts` shows their spread.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from geosharp.functional.ascent import SOLVERS
+from geosharp.functional.ascent.ball import Ball, Box, EuclideanBall
+from geosharp.functional.ascent.search import Found, Search, SearchEnded
+from geosharp.functional.pulled_back import PulledBack
+from geosharp.functional.result import Options, Result
+from geosharp.geometry.mix_geodesic import LeftManifold
+
+CRITICAL = 10.0
+"""The centre counts as critical when the first-order gain on the ball is below this many noise floors."""
+NUDGE = 1e-3
+"""How far from a critical centre the search starts, in radii (math.md 7)."""
+POWER_STEPS = 4
+
+
+@dataclass(frozen=True)
+class WorstCase:
+    """The functional: options rho, steps, tolerance, restarts, solver."""
+
+    norm: Literal["l2", "linf"] = "l2"
+    options: frozenset[str] = frozenset({"rho", "steps", "tolerance", "restarts", "solver", "keep_worst"})
+    needs_radius: bool = True
+
+    def ball(self, radius: float) -> Ball:
+        """The ball of a radius."""
+        return EuclideanBall(radius) if self.norm == "l2" else Box(radius)
+
+    def __call__(self, F: PulledBack, options: Options) -> list[Result]:
+        """One result a radius, ascending; each radius starts from the smaller one's point."""
+        started = time.perf_counter()
+        before = (F.evaluations, F.forward_passes)
+        value, gradient = F.base()
+        center = Found(F.zero(), value, gradient)
+        results, start, failure = [], center, ""
+        for radius in options.rho:
+            if failure:  # a larger ball contains the point at which the smaller one's search failed
+                search = Search(F, self.ball(radius), start.copy(), 0, options.tolerance, failure=failure)
+                others: tuple[float, ...] = ()
+            else:
+                search, others = self._climb(F, center, start, radius, options)
+            start, failure = search.best, search.failure
+            results.append(self._result(F, search, others, center.value, radius, options, started, before))
+            started, before = time.perf_counter(), (F.evaluations, F.forward_passes)
+        return results
+
+    def _climb(self, F: PulledBack, center: Found, start: Found, radius: float, options: Options) -> tuple[Search, tuple[float, ...]]:
+        search = Search(F, self.ball(radius), start.copy(), options.steps, options.tolerance)
+        _solve(search, options)
+        values = [search.best.value - center.value]
+        generator = torch.Generator().manual_seed(options.seed)
+        for _ in range(options.restarts):
+            other = Search(F, self.ball(radius), center.copy(), options.steps, options.tolerance)
+            _solve(other, options, first=search.ball.project_(_random_point(F, radius, self.norm, generator)))
+            values.append(other.best.value - center.value)
+            if other.best.value > search.best.value:
+                search = other
+        return search, tuple(values) if options.restarts else ()
+
+    def _result(
+        self, F: PulledBack, search: Search, others: tuple[float, ...], base: float, radius: float, options: Options,
+        started: float, before: tuple[int, int],
+    ) -> Result:  # fmt: skip
+        value = search.best.value - base
+        return Result(
+            value=value,
+            base_loss=base,
+            outcome=_outcome(search, value, options.noise),
+            rho=radius,
+            residual=search.best_residual,
+            noise=options.noise,
+            restart_values=others,
+            trace=tuple((best - base, residual) for best, residual in search.trace),
+            point=search.best.z.clone() if options.keep_worst else None,
+            evaluations=F.evaluations - before[0],
+            forward_passes=F.forward_passes - before[1],
+            seconds=time.perf_counter() - started,
+        )
+
+
+def _solve(search: Search, options: Options, first: Tensor | None = None) -> None:
+    try:
+        if first is not None:
+            search.evaluate(first)
+        elif not bool(search.best.z.any()) and _is_critical(search, options.noise):
+            _leave_critical_point(search, options.seed)
+        SOLVERS[options.solver](search)
+    except SearchEnded:
+        pass
+
+
+def _is_critical(search: Search, noise: float) -> bool:
+    gradient = search.best.gradient
+    gain = float(torch.dot(search.ball.extreme(gradient), gradient))
+    return gain <= CRITICAL * noise
+
+
+def _leave_critical_point(search: Search, seed: int) -> None:
+    """Start at ± a small step along a power-iteration direction of the Hessian: from a minimum, ascent would not start.
+
+    Near a critical point ∇F(δv) ≈ δ Hv, so gradients at small steps are the power iteration.
+    """
+    F, radius = search.F, search.ball.radius
+    direction = F.probe(torch.Generator().manual_seed(seed))
+    step = NUDGE * radius
+    center_gradient = search.best.gradient.clone()
+    for _ in range(POWER_STEPS):
+        size = float(torch.linalg.vector_norm(direction))
+        if size == 0.0:
+            return
+        direction.mul_(step / size)
+        turned = search.evaluate(search.ball.project_(direction)).gradient - center_gradient
+        if not bool(turned.any()):
+            break
+        direction = turned
+    direction = direction * (step / float(torch.linalg.vector_norm(direction)))
+    search.evaluate(search.ball.project_(direction))
+    search.evaluate(search.ball.project_(-direction))
+
+
+def _random_point(F: PulledBack, radius: float, norm: str, generator: torch.Generator) -> Tensor:
+    z = F.probe(generator)
+    if norm == "linf":
+        return torch.sign(z) * radius
+    return z * (radius / float(torch.linalg.vector_norm(z)))
+
+
+def _outcome(search: Search, value: float, noise: float) -> str:
+    if search.failure:
+        return search.failure
+    if value <= noise:
+        return "below-resolution"
+    return "stationary" if search.stationary else "budget"
+
+
+def noise_floor(F: PulledBack, seed: int) -> float:
+    """How much the loss moves by rounding alone: |F(z) - F(0)| where z changes each weight by its last digits."""
+    z = F.probe(torch.Generator().manual_seed(seed))
+    eps = torch.finfo(z.dtype).eps
+    base = F.value(F.zero())
+    try:
+        moved = F.value(z.mul_(eps))
+    except LeftManifold:
+        moved = base
+    return max(abs(moved - base), 4 * eps * abs(base))

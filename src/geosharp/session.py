@@ -1,0 +1,179 @@
+"""One model being measured: its objective, its verified symmetries, one chart a geometry, one pulled-back loss a chart."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from geosharp import batches as data
+from geosharp.batches import Batch
+from geosharp.errors import GeosharpError, SymmetryError
+from geosharp.functional.pulled_back import PulledBack
+from geosharp.geometry.build import Geometry, build_chart
+from geosharp.geometry.chart import Chart
+from geosharp.objective import Objective
+from geosharp.symmetry.block import Block, Factors
+from geosharp.symmetry.discover import Found, Symmetries, discover
+
+VERIFY_ROWS = 4
+"""How many examples of the first batch a verification uses."""
+
+_VERIFIED: OrderedDict[str, Found] = OrderedDict()
+_REMEMBERED = 16
+
+
+class Session:
+    """The shared state of one call: everything that is computed once a model."""
+
+    def __init__(
+        self, objective: Objective, symmetries: Symmetries = "all", *, allow_no_symmetry: bool = False, verify_seed: int = 0
+    ) -> None:
+        self.objective, self.symmetries = objective, symmetries
+        self.allow_no_symmetry, self.verify_seed = allow_no_symmetry, verify_seed
+        self._found: Found | None = None
+        self._charts: dict[Geometry, PulledBack] = {}
+        self.weights_hash = _hash_weights(objective.user_model)
+
+    def verify_on(self, batch: Batch) -> Found:
+        """The blocks with their verdicts on a few rows of a prepared batch; remembered by architecture, weights and rows."""
+        if self._found is None:
+            few = data.part(batch, 0, min(VERIFY_ROWS, data.rows(batch)))
+            key = self._verification_key(few)
+            if key not in _VERIFIED:
+                _VERIFIED[key] = self._discover(few)
+                while len(_VERIFIED) > _REMEMBERED:
+                    _VERIFIED.popitem(last=False)
+            self._found = _VERIFIED[key]
+        return self._found
+
+    def structure(self) -> Found:
+        """The blocks by structure alone, not verified."""
+        return self._discover(None)
+
+    def _discover(self, batch: Batch | None) -> Found:
+        objective = self.objective
+        return discover(
+            objective.user_model,
+            {**objective.fixed, **objective.values},
+            self.symmetries,
+            None if batch is None else lambda values: objective.outputs(values, batch),
+            coordinates=objective.values,
+            alias=objective.alias,
+            seed=self.verify_seed,
+        )
+
+    def _verification_key(self, few: Batch) -> str:
+        objective = self.objective
+        content = (
+            repr(objective.user_model), str(getattr(objective.user_model, "config", "")), self.weights_hash, repr(self.symmetries),
+            tuple(objective.values), str(objective.dtype), str(objective.autocast), data.content_hash(few), self.verify_seed,
+        )  # fmt: skip
+        return hashlib.blake2b(repr(content).encode(), digest_size=20).hexdigest()
+
+    def pulled_back(self, geometry: Geometry, batches: Sequence[Batch]) -> PulledBack:
+        """F for a geometry on prepared batches; the chart is built once."""
+        if geometry not in self._charts:
+            blocks = self._blocks(geometry, batches[0])
+            self._charts[geometry] = PulledBack(self.objective, self._chart(geometry, blocks), batches)
+        return self._charts[geometry].on(batches)
+
+    def _blocks(self, geometry: Geometry, batch: Batch) -> Sequence[Block]:
+        if geometry.metric is None:
+            return ()
+        found = self.verify_on(batch)
+        if not any(isinstance(block, Factors) for block in found.used) and not self.allow_no_symmetry:
+            raise SymmetryError(
+                f"expected a usable symmetry block for metric {geometry.metric!r}, found none{_why_none(found)}: this would equal "
+                "adaptive-l2; declare blocks with symmetries=, measure adaptive-l2, or set allow_no_symmetry=True"
+            )
+        return found.used
+
+    def _chart(self, geometry: Geometry, blocks: Sequence[Block]) -> Chart:
+        objective = self.objective
+        return build_chart(
+            objective.values, blocks, geometry, fixed=objective.fixed, padding=objective.padding, stored=objective.stored
+        )
+
+    def claims(self, geometry: Geometry, batch: Batch | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Symmetries that a value under this geometry respects (verified on this model), and others that were found."""
+        found = self._found if self._found is not None or batch is None else None
+        if found is None:
+            structure = self.structure()
+            return (), tuple(f"{kind} (by structure, not verified)" for kind in structure.kinds(v.block for v in structure.verdicts))
+        used = found.used
+        if geometry.metric is not None:
+            respected = list(used)
+        elif geometry.elementwise == "adaptive":
+            respected = [b for b in used if isinstance(b, Factors) and b.read(self._all_values())[0].shape[2] == 1 and not b.is_complex]
+        else:
+            respected = []
+        names = {block.name for block in respected}
+        others = [verdict.block for verdict in found.verdicts if verdict.block.name not in names and verdict.status != "refused"]
+        unused = [*found.kinds(others), *self._not_removed(geometry, found)]
+        return found.kinds(respected), tuple(unused)
+
+    def _not_removed(self, geometry: Geometry, found: Found) -> list[str]:
+        """What "all" would quotient and the symmetries in use do not."""
+        if geometry.metric is None or self.symmetries == "all" or found.declared:
+            return []
+        everything = Session(self.objective, "all").structure() if self.symmetries == "published" else self.structure()
+        have = {verdict.block.name for verdict in found.verdicts}
+        return list(everything.kinds(v.block for v in everything.verdicts if v.block.name not in have))
+
+    def _all_values(self) -> Mapping[str, Tensor]:
+        return {**self.objective.fixed, **self.objective.values}
+
+    def describe(self, geometry: Geometry) -> dict[str, Any]:
+        """The geometry for the record: which parameters went where."""
+        record: dict[str, Any] = {**dataclasses.asdict(geometry), "symmetries": _symmetries_text(self.symmetries)}
+        if geometry in self._charts:
+            chart = self._charts[geometry].chart
+            record.update(dim=chart.dim, size=chart.size, **chart.counts)
+            if chart.stacks:
+                record["s_min"] = min(float(stack.frame.singular.min()) for stack in chart.stacks)
+                record["s_min_over_s_max"] = min(
+                    float((stack.frame.singular.amin(-1) / stack.frame.singular.amax(-1)).min()) for stack in chart.stacks
+                )
+        if self._found is not None and geometry.metric is not None:
+            record["blocks"] = list(self._found.kinds(self._found.used))
+            record["refused"] = {v.block.name: v.reason for v in self._found.verdicts if not v.verified}
+            record["dropped"] = {item.name: item.reason for item in self._found.dropped}
+        record["frozen"] = sum(value.numel() for value in self.objective.fixed.values())
+        return record
+
+
+def _why_none(found: Found) -> str:
+    reasons = [f"{v.block.name}: {v.reason}" for v in found.verdicts if not v.verified]
+    reasons += [f"{item.name}: {item.reason}" for item in found.dropped]
+    return f" ({len(reasons)} not usable, first {reasons[0]})" if reasons else " (no layout matches this model)"
+
+
+def _symmetries_text(symmetries: Symmetries) -> str:
+    if isinstance(symmetries, str):
+        return symmetries
+    blocks = [symmetries] if not isinstance(symmetries, Sequence) else symmetries
+    return "declared: " + ", ".join(block.name for block in blocks)
+
+
+def _hash_weights(model: nn.Module) -> str:
+    state = hashlib.blake2b(digest_size=20)
+    for name, value in model.state_dict().items():
+        if not isinstance(value, Tensor):
+            continue
+        state.update(f"{name}{value.dtype}{tuple(value.shape)}".encode())
+        flat = value.detach().cpu().contiguous().reshape(-1)
+        if flat.numel():
+            state.update(flat.view(torch.uint8).numpy())
+    return state.hexdigest()
+
+
+def declared_or_raise(model: object) -> None:
+    """A model is needed; a path or a state dict is a common slip."""
+    if not isinstance(model, nn.Module):
+        raise GeosharpError(f"expected model to be a torch.nn.Module, got {type(model).__name__}; load it first")
