@@ -26,7 +26,7 @@ from geosharp.losses import LogitNormalization, Loss, Weight
 from geosharp.measurement import Measurement, Measurements, Provenance, Row, record_key
 from geosharp.measures import Measure, resolve
 from geosharp.objective import Objective, preserved_random_state
-from geosharp.session import Session
+from geosharp.session import Session, few_rows
 from geosharp.symmetry.block import rename
 from geosharp.symmetry.discover import Found, Symmetries, candidate_blocks
 
@@ -242,7 +242,7 @@ class _Run:
     def __init__(self, session: Session, measures: Sequence[Measure], options: Options, seed: int) -> None:
         self.session, self.measures, self.options, self.seed = session, measures, options, seed
         self.rows: dict[tuple[int, float | None], list[Row]] = {}
-        self.worst: dict[tuple[int, float | None], list[dict[str, Any]]] = {}
+        self.worst: dict[tuple[int, float | None], list[Mapping[str, Any]]] = {}
         self.noise: dict[Geometry, float] = {}
         self.first: Batch | None = None
         self.shared = 0.0
@@ -262,14 +262,15 @@ class _Run:
             for result in results:
                 place = (position, result.rho)
                 self.rows.setdefault(place, []).append(self._row(measure, result, index, batch, content))
-                if result.point is not None:
-                    self.worst.setdefault(place, []).append(F.state_at(result.point))
+                if result.state is not None:
+                    self.worst.setdefault(place, []).append(result.state)
 
     def _noise(self, measure: Measure, F: PulledBack) -> float:
         if not measure.run.needs_radius:
             return 0.0
         if measure.geometry not in self.noise:
-            self.noise[measure.geometry] = noise_floor(F, self.seed)
+            # On a few rows of the first batch: cheap, and averages over fewer examples, so rather too large than too small.
+            self.noise[measure.geometry] = noise_floor(F.on([few_rows(self.first)]), self.seed)
         return self.noise[measure.geometry]
 
     def _row(self, measure: Measure, result: Result, index: int, batch: Batch, content: str) -> Row:

@@ -41,20 +41,21 @@ def check_batch(batch: Batch, index: int) -> None:
         raise GeosharpError(f"expected batch {index} to have rows, got an empty one; drop it or use drop_last=True")
 
 
-def _tensors(value: Any) -> Iterator[Tensor]:
+def tensors(value: Any) -> Iterator[Tensor]:
+    """Every tensor in a nested structure."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, Mapping):
         for item in value.values():
-            yield from _tensors(item)
+            yield from tensors(item)
     elif isinstance(value, (tuple, list)):
         for item in value:
-            yield from _tensors(item)
+            yield from tensors(item)
 
 
 def rows(batch: Batch) -> int:
     """The number of examples in a batch: the first dimension of its first tensor."""
-    for tensor in _tensors(batch):
+    for tensor in tensors(batch):
         if tensor.ndim:
             return tensor.shape[0]
     raise GeosharpError("expected a batch to hold at least one tensor with a batch dimension, got none")

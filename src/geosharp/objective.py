@@ -131,6 +131,26 @@ class Objective:
                 "give weight=, or measure one batch at a time without micro_batch="
             )
 
+    @contextlib.contextmanager
+    def watched_lookups(self) -> Iterator[dict[str, list[Tensor]]]:
+        """Which index tensors each embedding is called with inside, by the name of its weight; tied ones are left out."""
+        seen: dict[str, list[Tensor]] = {}
+        shared = set(self.alias.values())
+        handles = []
+        for name, module in self.clone.named_modules():
+            weight = f"{name}.weight".lstrip(".")
+            if type(module) is nn.Embedding and weight in self.values and weight not in shared:
+
+                def note(_: nn.Module, inputs: tuple[Any, ...], weight: str = weight) -> None:
+                    seen.setdefault(weight, []).append(inputs[0])
+
+                handles.append(module.register_forward_pre_hook(note))
+        try:
+            yield seen
+        finally:
+            for handle in handles:
+                handle.remove()
+
     # Evaluation ------------------------------------------------------------------------------------------------
 
     def loss(self, values: Values, batch: Batch, *, second_order: bool = False) -> Tensor:

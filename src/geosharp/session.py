@@ -21,7 +21,7 @@ from geosharp.objective import Objective
 from geosharp.symmetry.block import Block, Factors
 from geosharp.symmetry.discover import Found, Symmetries, discover
 
-VERIFY_ROWS = 4
+VERIFY_ROWS = 2
 """How many examples of the first batch a verification uses."""
 
 _VERIFIED: OrderedDict[str, Found] = OrderedDict()
@@ -43,7 +43,7 @@ class Session:
     def verify_on(self, batch: Batch) -> Found:
         """The blocks with their verdicts on a few rows of a prepared batch; remembered by architecture, weights and rows."""
         if self._found is None:
-            few = data.part(batch, 0, min(VERIFY_ROWS, data.rows(batch)))
+            few = few_rows(batch)
             key = self._verification_key(few)
             if key not in _VERIFIED:
                 _VERIFIED[key] = self._discover(few)
@@ -148,6 +148,11 @@ class Session:
         return record
 
 
+def few_rows(batch: Batch) -> Batch:
+    """The rows that verification and the noise floor use."""
+    return data.part(batch, 0, min(VERIFY_ROWS, data.rows(batch)))
+
+
 def _why_none(found: Found) -> str:
     reasons = [f"{v.block.name}: {v.reason}" for v in found.verdicts if not v.verified]
     reasons += [f"{item.name}: {item.reason}" for item in found.dropped]
@@ -177,3 +182,8 @@ def declared_or_raise(model: object) -> None:
     """A model is needed; a path or a state dict is a common slip."""
     if not isinstance(model, nn.Module):
         raise GeosharpError(f"expected model to be a torch.nn.Module, got {type(model).__name__}; load it first")
+
+
+def forget_verifications() -> None:
+    """Drop what is remembered of earlier verifications (benchmarks use it)."""
+    _VERIFIED.clear()

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from geosharp.batches import Batch
+from geosharp.batches import Batch, tensors
 from geosharp.errors import GeosharpError
 from geosharp.geometry import elementwise
-from geosharp.geometry.chart import Chart
+from geosharp.geometry.chart import Chart, Entry
 from geosharp.objective import Objective
 
 
@@ -26,7 +26,7 @@ class PulledBack:
         pieces = [piece for batch in batches for piece in self._weighted(batch)]
         total = sum(weight for _, weight in pieces)
         self.parts = [(batch, weight / total) for batch, weight in pieces]
-        self._buffers = [torch.empty_like(entry.weight) for entry in chart.entries] if buffers is None else buffers
+        self._buffers = [_buffer(entry) for entry in chart.entries] if buffers is None else buffers
         self.evaluations = 0
         """Loss-and-gradient evaluations so far."""
         self.forward_passes = 0
@@ -45,6 +45,38 @@ class PulledBack:
         if not bool(torch.isfinite(gradient).all()):
             raise GeosharpError("expected a finite gradient at the model itself, got inf or nan; the loss is not differentiable there")
         return value, gradient
+
+    def start(self) -> tuple[PulledBack, float, Tensor]:
+        """F without the embedding rows that these batches never look up, F(0) and ∇F(0), from one pass.
+
+        Those rows cannot change the loss. Left out only where the indices are a tensor of the batch itself (so that they
+        do not depend on parameters), the embedding has one name, and the gradient at 0 vanishes on every other row (so
+        that nothing else reads it).
+        """
+        with self.objective.watched_lookups() as seen:
+            value, gradient = self.base()
+        pieces = self.chart.split(gradient)
+        rows = {}
+        for position, entry in enumerate(self.chart.entries):
+            used = self._rows_in_use(seen.get(entry.name, []))
+            if used is None or entry.rows is not None or 2 * used.numel() > entry.weight.shape[0]:
+                continue
+            others = torch.ones(entry.weight.shape[0], dtype=torch.bool, device=used.device)
+            others[used] = False
+            if not bool(pieces[position].any(1)[others].any()):
+                rows[entry.name] = used
+                pieces[position] = pieces[position].index_select(0, used)
+        if not rows:
+            return self, value, gradient
+        smaller = PulledBack(self.objective, self.chart.restricted(rows), [batch for batch, _ in self.parts])
+        smaller.evaluations = self.evaluations
+        return smaller, value, smaller.chart.join(pieces)
+
+    def _rows_in_use(self, lookups: Sequence[Tensor]) -> Tensor | None:
+        given = {tensor.data_ptr() for batch, _ in self.parts for tensor in tensors(batch) if not tensor.is_floating_point()}
+        if not lookups or any(indices.data_ptr() not in given for indices in lookups):
+            return None
+        return torch.cat([indices.reshape(-1) for indices in lookups]).unique()
 
     def _weighted(self, batch: Batch) -> list[tuple[Batch, float]]:
         whole = self.objective.weight_of(batch)
@@ -100,19 +132,24 @@ class PulledBack:
                     target.zero_()
                     continue
                 elementwise.pull_back(
-                    found[entry.name], entry.weight, entry.scale, piece, chart.elementwise_metric, chart.elementwise_path, target
+                    entry.part(found[entry.name]), entry.weight, entry.scale, piece, chart.elementwise_metric, chart.elementwise_path, target
                 )
         return total, gradient
 
     def _walk_entries(self, pieces: Sequence[Tensor]) -> dict[str, Tensor]:
+        """The element-wise parameters, on work memory, as leaves."""
+        chart = self.chart
+        leaves = {}
         with torch.no_grad():
-            for entry, piece, buffer in zip(self.chart.entries, pieces, self._buffers, strict=False):
-                elementwise.walk(
-                    entry.weight, entry.scale, piece, self.chart.elementwise_metric, self.chart.elementwise_path, out=buffer
+            for entry, piece, buffer in zip(chart.entries, pieces, self._buffers, strict=False):
+                target = buffer if entry.rows is None else None
+                moved = elementwise.walk(
+                    entry.weight, entry.scale, piece, chart.elementwise_metric, chart.elementwise_path, out=target
                 )
-        return {
-            entry.name: buffer.detach().requires_grad_() for entry, buffer in zip(self.chart.entries, self._buffers, strict=True)
-        }
+                if entry.rows is not None:
+                    buffer.index_copy_(0, entry.rows, moved)
+                leaves[entry.name] = buffer.detach().requires_grad_()
+        return leaves
 
     def _loss_and_grad(self, values: dict[str, Tensor], names: list[str]) -> tuple[float, dict[str, Tensor]]:
         """The weighted loss over all parts, and its gradient where there is one."""
@@ -172,3 +209,8 @@ def check_base(value: float) -> None:
     """The unperturbed loss must be finite."""
     if not math.isfinite(value):
         raise GeosharpError(f"expected a finite loss of the unperturbed model, got {value}; check the labels, the inputs and the checkpoint")
+
+
+def _buffer(entry: Entry) -> Tensor:
+    """Work memory of the parameter's shape; rows that do not move are filled once."""
+    return torch.empty_like(entry.weight) if entry.whole is None else entry.whole.clone()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -20,8 +21,8 @@ class Result:
     noise: float | None = None
     restart_values: tuple[float, ...] = ()
     trace: tuple[tuple[float, float], ...] = ()
-    point: Tensor | None = None
-    """The worst point, where it was asked for."""
+    state: Mapping[str, Tensor] | None = None
+    """The user's state dict at the worst point, where it was asked for."""
     evaluations: int = 0
     forward_passes: int = 0
     seconds: float = 0.0

@@ -6,6 +6,7 @@ local maxima exist at larger radii, and `restarts` shows their spread.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from dataclasses import dataclass
 from typing import Literal
@@ -43,8 +44,9 @@ class WorstCase:
         """One result a radius, ascending; each radius starts from the smaller one's point."""
         started = time.perf_counter()
         before = (F.evaluations, F.forward_passes)
-        value, gradient = F.base()
+        F, value, gradient = F.start()
         center = Found(F.zero(), value, gradient)
+        options = dataclasses.replace(options, noise=max(options.noise, rounding(value, gradient.dtype)))
         results, start, failure = [], center, ""
         for radius in options.rho:
             if failure:  # a larger ball contains the point at which the smaller one's search failed
@@ -84,7 +86,7 @@ class WorstCase:
             noise=options.noise,
             restart_values=others,
             trace=tuple((best - base, residual) for best, residual in search.trace),
-            point=search.best.z.clone() if options.keep_worst else None,
+            state=F.state_at(search.best.z) if options.keep_worst else None,
             evaluations=F.evaluations - before[0],
             forward_passes=F.forward_passes - before[1],
             seconds=time.perf_counter() - started,
@@ -148,11 +150,16 @@ def _outcome(search: Search, value: float, noise: float) -> str:
 
 def noise_floor(F: PulledBack, seed: int) -> float:
     """How much the loss moves by rounding alone: |F(z) - F(0)| where z changes each weight by its last digits."""
-    z = F.probe(torch.Generator().manual_seed(seed))
-    eps = torch.finfo(z.dtype).eps
-    base = F.value(F.zero())
+    like = F.zero()
+    z = torch.rand(F.size, generator=torch.Generator().manual_seed(seed)).to(like)
+    base = F.value(like)
     try:
-        moved = F.value(z.mul_(eps))
+        moved = F.value(z.sub_(0.5).mul_(4 * torch.finfo(z.dtype).eps))
     except LeftManifold:
         moved = base
-    return max(abs(moved - base), 4 * eps * abs(base))
+    return abs(moved - base)
+
+
+def rounding(base: float, dtype: torch.dtype) -> float:
+    """What no loss of this size can resolve."""
+    return 4 * torch.finfo(dtype).eps * abs(base)

@@ -8,6 +8,7 @@ that and one flat vector.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -17,7 +18,7 @@ from torch import Tensor
 from geosharp.geometry import elementwise, horizontal
 from geosharp.geometry.elementwise import ElementwiseMetric, ElementwisePath
 from geosharp.geometry.gauge import Frame
-from geosharp.geometry.metric import Metric
+from geosharp.geometry.metric import Metric, walk
 from geosharp.geometry.placement import Placement
 from geosharp.symmetry.block import Factors, Translation
 
@@ -26,7 +27,7 @@ Point = list[Tensor]
 
 @dataclass(frozen=True)
 class Entry:
-    """One parameter with element-wise coordinates."""
+    """One parameter with element-wise coordinates, or some of its rows (then `whole` is the parameter)."""
 
     name: str
     weight: Tensor
@@ -34,6 +35,23 @@ class Entry:
     """The factor of `lift`; None means 1."""
     free: Tensor | None
     """Mask of the entries that move; None means all."""
+    rows: Tensor | None = None
+    whole: Tensor | None = None
+
+    def restricted(self, rows: Tensor) -> Entry:
+        """The entry on some rows of its parameter; the others stay."""
+        parts = (None if part is None else part.index_select(0, rows) for part in (self.weight, self.scale, self.free))
+        weight, scale, free = parts
+        assert weight is not None
+        return Entry(self.name, weight, scale, free, rows, self.weight)
+
+    def full(self, moved: Tensor) -> Tensor:
+        """The whole parameter, given what the coordinates reach."""
+        return moved if self.rows is None or self.whole is None else self.whole.index_copy(0, self.rows, moved)
+
+    def part(self, values: Tensor) -> Tensor:
+        """The rows of a tensor of the parameter's shape that are coordinates."""
+        return values if self.rows is None else values.index_select(0, self.rows)
 
 
 @dataclass(frozen=True)
@@ -151,7 +169,9 @@ class Chart:
     def walk(self, point: Point) -> dict[str, Tensor]:
         """The parameters at Πz along the chart's path; `walk(0)` is the canonical form."""
         values = {
-            entry.name: elementwise.walk(entry.weight, entry.scale, piece, self.elementwise_metric, self.elementwise_path)
+            entry.name: entry.full(
+                elementwise.walk(entry.weight, entry.scale, piece, self.elementwise_metric, self.elementwise_path)
+            )
             for entry, piece in zip(self.entries, point, strict=False)
         }
         return {**self.constants, **values, **self.walk_stacks(point[len(self.entries) :], values)}
@@ -160,22 +180,22 @@ class Chart:
         """The parameters that blocks act on; `templates` are the element-wise ones, for parameters that are both."""
         moved = []
         for stack, left, right in self._stack_pieces(pieces):
-            left, right = horizontal.project(stack.frame.left, stack.frame.right, left, right, stack.weight)
-            moved.append(self._path(stack, left, right))
+            moved.append(walk(stack.metric, self.path, stack.frame, left, right))
         return self._placed(moved, {**self.constants, **templates})
 
     def lift(self, point: Point) -> dict[str, Tensor]:
         """The tangent vector with these coordinates: the derivative of `walk` at 0."""
-        values = {
-            entry.name: piece if entry.scale is None else piece * entry.scale
-            for entry, piece in zip(self.entries, point, strict=False)
-        }
-        moved = []
+        values = {}
+        for entry, piece in zip(self.entries, point, strict=False):
+            moved = piece if entry.scale is None else piece * entry.scale
+            whole = moved if entry.rows is None else torch.zeros_like(self._whole(entry)).index_copy(0, entry.rows, moved)
+            values[entry.name] = whole
+        tangents = []
         for stack, left, right in self._stack_pieces(point[len(self.entries) :]):
             left, right = horizontal.project(stack.frame.left, stack.frame.right, left, right, stack.weight)
-            moved.append((left * stack.scale, right * stack.scale))
+            tangents.append((left * stack.scale, right * stack.scale))
         constants = {name: torch.zeros_like(value) for name, value in self.constants.items()}
-        return {**constants, **values, **self._placed(moved, {**constants, **values})}
+        return {**constants, **values, **self._placed(tangents, {**constants, **values})}
 
     def pull_back(self, gradient: Mapping[str, Tensor]) -> Point:
         """The adjoint of `lift`: Π · scale · gradient."""
@@ -226,18 +246,19 @@ class Chart:
             translation.shift(view, bias)
         return moved
 
+    def restricted(self, rows: Mapping[str, Tensor]) -> Chart:
+        """The chart in which only some rows of some element-wise parameters move."""
+        entries = tuple(entry.restricted(rows[entry.name]) if entry.name in rows else entry for entry in self.entries)
+        return dataclasses.replace(self, entries=entries)
+
     # Pieces ---------------------------------------------------------------------------------------------------
 
     def _stack_pieces(self, pieces: Point) -> list[tuple[Stack, Tensor, Tensor]]:
         return [(stack, *stack.matrices(pieces[2 * i], pieces[2 * i + 1])) for i, stack in enumerate(self.stacks)]
 
-    def _path(self, stack: Stack, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-        if self.path == "exact":
-            return stack.metric.exact(stack.frame, left, right)
-        if self.path == "second-order":
-            return stack.metric.second_order(stack.frame, left, right)
-        root = stack.frame.root
-        return stack.frame.left * root + left * stack.scale, stack.frame.right * root + right * stack.scale
+    @staticmethod
+    def _whole(entry: Entry) -> Tensor:
+        return entry.weight if entry.whole is None else entry.whole
 
     def _placed(self, moved: list[tuple[Tensor, Tensor]], templates: Mapping[str, Tensor]) -> dict[str, Tensor]:
         if self.placement is None:
@@ -254,7 +275,7 @@ class Chart:
     def _dual(self, values: Mapping[str, Tensor], *, inverse: bool) -> Point:
         point: Point = []
         for entry in self.entries:
-            value = values[entry.name]
+            value = entry.part(values[entry.name])
             if entry.scale is None:
                 point.append(value)
             elif inverse:

@@ -1,21 +1,50 @@
 """The invariant metrics of a product block, in the canonical gauge, and their geodesics.
 
 Three instances: `Inv` (P⁻¹, Q⁻¹: adaptive sharpness is its shadow on 1x1 blocks), `Mix` (Q, P), and either with an ε that
-keeps it finite near rank loss. A metric gives the weights of Π, the scale of `lift`, and the second-order and exact paths;
-z is whitened, and horizontal wherever a path is walked (math.md 3 and 5).
+keeps it finite near rank loss. A metric gives the weights of Π, the scale of `lift`, and its paths.
+
+A path from U√s with whitened horizontal velocity z stays in the span of U and z: it is U·N + z·M with small matrices N, M
+that depend only on a = Uᴴz and k = zᴴz (math.md 3 and 5). So the paths are written on h x h matrices, and the tall ones
+are touched twice: once for (a, k), once for the result.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from geosharp.geometry.gauge import Frame
+from geosharp.geometry.horizontal import correction
 from geosharp.geometry.mix_geodesic import integrate
 
 Pair = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Inner:
+    """The inner products of one side: a = Uᴴz and k = zᴴz, each (B, h, h)."""
+
+    a: Tensor
+    k: Tensor
+
+    @classmethod
+    def of(cls, basis: Tensor, z: Tensor) -> Inner:
+        """One tall product for both."""
+        h = z.shape[-1]
+        both = torch.cat([basis, z], -1).mH @ z
+        return cls(both[..., :h, :], both[..., h:, :])
+
+    def moved(self, shift: Tensor) -> Inner:
+        """Those of z + U·shift."""
+        cross = self.a.mH @ shift
+        return Inner(self.a + shift, self.k + cross + cross.mH + shift.mH @ shift)
+
+
+Coefficients = tuple[Pair, Pair]
+"""(N, M) of the left side and of the right side."""
 
 
 class Metric(Protocol):
@@ -31,17 +60,40 @@ class Metric(Protocol):
         """The factor of `lift`, (B, 1, h): ξ = z · scale."""
         ...
 
-    def second_order(self, frame: Frame, z_left: Tensor, z_right: Tensor) -> Pair:
+    def second_order(self, frame: Frame, left: Inner, right: Inner) -> Coefficients:
         """γ(0) + ξ - ½Γ(ξ, ξ)."""
         ...
 
-    def exact(self, frame: Frame, z_left: Tensor, z_right: Tensor) -> Pair:
+    def exact(self, frame: Frame, left: Inner, right: Inner) -> Coefficients:
         """γ(1) of the geodesic with γ(0) the canonical form and velocity lift(z)."""
         ...
 
 
+def walk(metric: Metric, path: str, frame: Frame, z_left: Tensor, z_right: Tensor) -> Pair:
+    """(G, H) at the end of a path with velocity lift(Πz)."""
+    left, right = Inner.of(frame.left, z_left), Inner.of(frame.right, z_right)
+    weight = metric.weight(frame)
+    shift_left, shift_right = correction(left.a, right.a, weight), correction(right.a, left.a, weight)
+    left, right = left.moved(shift_left), right.moved(shift_right)
+    if path == "exact":
+        ends = metric.exact(frame, left, right)
+    elif path == "second-order":
+        ends = metric.second_order(frame, left, right)
+    else:
+        straight = (_diagonal(frame.root, left.a), _diagonal(metric.scale(frame), left.a))
+        ends = (straight, straight)
+    sides = zip((frame.left, frame.right), (z_left, z_right), (shift_left, shift_right), ends, strict=True)
+    # Πz = z + U·shift, so U·N + (Πz)·M = U·(N + shift·M) + z·M.
+    out = [torch.cat([basis, z], -1) @ torch.cat([n + shift @ m, m], -2) for basis, z, shift, (n, m) in sides]
+    return out[0], out[1]
+
+
+def _diagonal(rows: Tensor, like: Tensor) -> Tensor:
+    return torch.diag_embed(rows.squeeze(-2)).to(like)
+
+
 class Inv:
-    """⟨η, ζ⟩ = tr(P⁻¹ η_Gᵀ ζ_G) + tr(Q⁻¹ η_Hᵀ ζ_H)."""
+    """⟨η, ζ⟩ = tr(P⁻¹ η_Gᵀ ζ_G) + tr(Q⁻¹ η_Hᵀ ζ_H). Each side walks on its own."""
 
     name = "inv"
 
@@ -53,36 +105,32 @@ class Inv:
         """√(s + ε)."""
         return (frame.singular + frame.epsilon).sqrt()
 
-    def second_order(self, frame: Frame, z_left: Tensor, z_right: Tensor) -> Pair:
-        """Each side on its own: [U + z + ½ z (zᴴU + Uᴴz) - ½ U zᴴz] √s at ε = 0."""
-        return self._one_side(frame, frame.left, z_left), self._one_side(frame, frame.right, z_right)
+    def second_order(self, frame: Frame, left: Inner, right: Inner) -> Coefficients:
+        """[U + z + ½ z (zᴴU + Uᴴz) - ½ U zᴴz] √s at ε = 0."""
+        return self._second_order_side(frame, left), self._second_order_side(frame, right)
 
-    def _one_side(self, frame: Frame, basis: Tensor, z: Tensor) -> Tensor:
+    def _second_order_side(self, frame: Frame, inner: Inner) -> Pair:
         # With ξ = z·scale, ξ(P+ε)⁻¹ = z/scale and (P+ε)^-½ Gᴴ = shrink·Uᴴ, so that no inverse of s appears.
-        scale = self.scale(frame)
-        root = frame.root
+        scale, root = self.scale(frame), frame.root
         shrink = root / scale
-        a = basis.mH @ z
-        bend = z @ (a.mH * root + shrink.mT * a * scale) - (basis * shrink) @ (z.mH @ z) * scale
-        return basis * root + z * scale + 0.5 * bend
+        n = _diagonal(root, inner.a) - 0.5 * shrink.mT * inner.k * scale
+        m = _diagonal(scale, inner.a) + 0.5 * (inner.a.mH * root + shrink.mT * inner.a * scale)
+        return n, m
 
-    def exact(self, frame: Frame, z_left: Tensor, z_right: Tensor) -> Pair:
+    def exact(self, frame: Frame, left: Inner, right: Inner) -> Coefficients:
         """exp(zUᴴ - Uzᴴ) · U · exp(zᴴU) · √s, the closed form."""
-        return self._exact_side(frame, frame.left, z_left), self._exact_side(frame, frame.right, z_right)
+        return self._exact_side(frame, left), self._exact_side(frame, right)
 
-    def _exact_side(self, frame: Frame, basis: Tensor, z: Tensor) -> Tensor:
+    def _exact_side(self, frame: Frame, inner: Inner) -> Pair:
         # exp(ABᴴ)U = U + A φ₁(BᴴA) BᴴU with A = [z, -U], B = [U, z]; φ₁ is the top-right block of a larger exponential.
-        h = basis.shape[-1]
-        a = basis.mH @ z
-        eye = torch.eye(h, dtype=z.dtype, device=z.device).expand_as(a)
-        square = torch.cat([torch.cat([a, -eye], -1), torch.cat([z.mH @ z, -a.mH], -1)], -2)
-        eye2 = torch.eye(2 * h, dtype=z.dtype, device=z.device).expand_as(square)
-        zero = torch.zeros_like(square)
-        big = torch.cat([torch.cat([square, eye2], -1), torch.cat([zero, zero], -1)], -2)
-        phi = torch.linalg.matrix_exp(big)[..., : 2 * h, 2 * h :]
-        turn = phi @ torch.cat([eye, a.mH], -2)
-        moved = basis + z @ turn[..., :h, :] - basis @ turn[..., h:, :]
-        return moved @ torch.linalg.matrix_exp(a.mH) * frame.root
+        a, h = inner.a, inner.a.shape[-1]
+        eye = torch.eye(h, dtype=a.dtype, device=a.device).expand_as(a)
+        square = torch.cat([torch.cat([a, -eye], -1), torch.cat([inner.k, -a.mH], -1)], -2)
+        eye2 = torch.eye(2 * h, dtype=a.dtype, device=a.device).expand_as(square)
+        big = torch.cat([torch.cat([square, eye2], -1), torch.zeros_like(square).repeat(1, 1, 2)], -2)
+        turn = torch.linalg.matrix_exp(big)[..., : 2 * h, 2 * h :] @ torch.cat([eye, a.mH], -2)
+        stretch = torch.linalg.matrix_exp(a.mH) * frame.root
+        return (eye - turn[..., h:, :]) @ stretch, turn[..., :h, :] @ stretch
 
 
 class Mix:
@@ -98,24 +146,34 @@ class Mix:
         """1 / √(s + ε)."""
         return (frame.singular + frame.epsilon).rsqrt()
 
-    def second_order(self, frame: Frame, z_left: Tensor, z_right: Tensor) -> Pair:
+    def second_order(self, frame: Frame, left: Inner, right: Inner) -> Coefficients:
         """Γ_G = [ξ_G (ξ_Hᴴ H + Hᴴ ξ_H) - G ξ_Hᴴ ξ_H] (Q + ε)⁻¹, and the same with the sides exchanged."""
-        root, scale = frame.root, self.scale(frame)
-        G, H = frame.left * root, frame.right * root
-        xi_left, xi_right = z_left * scale, z_right * scale
-        return (
-            G + xi_left - 0.5 * _mix_bend(G, H, xi_left, xi_right) * scale * scale,
-            H + xi_right - 0.5 * _mix_bend(H, G, xi_right, xi_left) * scale * scale,
-        )
+        return self._second_order_side(frame, right), self._second_order_side(frame, left)
 
-    def exact(self, frame: Frame, z_left: Tensor, z_right: Tensor) -> Pair:
+    def _second_order_side(self, frame: Frame, other: Inner) -> Pair:
+        scale, root = self.scale(frame), frame.root
+        mixed = scale.mT * other.a.mH * root  # ξ_Hᴴ H
+        square = scale.mT * other.k * scale  # ξ_Hᴴ ξ_H
+        n = _diagonal(root, other.a) + 0.5 * root.mT * square * scale**2
+        m = _diagonal(scale, other.a) - 0.5 * scale.mT * (mixed + mixed.mH) * scale**2
+        return n, m
+
+    def exact(self, frame: Frame, left: Inner, right: Inner) -> Coefficients:
         """No closed form is known: integrated with error control; raises `LeftManifold` where a block loses rank."""
-        return integrate(frame, z_left * self.scale(frame), z_right * self.scale(frame))
+        root, scale = frame.root, self.scale(frame)
+        grams = [_gram(inner, root, scale) for inner in (left, right)]
+        ends = integrate(grams[0], grams[1])
+        h = root.shape[-1]
+        sides = [(root.mT * end[..., :h, :], scale.mT * end[..., h:, :]) for end in ends]
+        return sides[0], sides[1]
 
 
-def _mix_bend(G: Tensor, H: Tensor, xi_G: Tensor, xi_H: Tensor) -> Tensor:
-    mixed = xi_H.mH @ H
-    return xi_G @ (mixed + mixed.mH) - G @ (xi_H.mH @ xi_H)
+def _gram(inner: Inner, root: Tensor, scale: Tensor) -> Tensor:
+    """The Gram matrix of [U√s, ξ]."""
+    cross = root.mT * inner.a * scale
+    return torch.cat(
+        [torch.cat([_diagonal(root**2, inner.a), cross], -1), torch.cat([cross.mH, scale.mT * inner.k * scale], -1)], -2
+    )
 
 
 METRICS: dict[str, Metric] = {"inv": Inv(), "mix": Mix()}

@@ -13,8 +13,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from geosharp.geometry.gauge import Frame
-
 
 class LeftManifold(ArithmeticError):
     """The walk would cross a point where a block loses full column rank."""
@@ -38,17 +36,12 @@ SMALLEST_STEP = 1e-7
 State = tuple[Tensor, Tensor, Tensor, Tensor]
 
 
-def integrate(frame: Frame, xi_left: Tensor, xi_right: Tensor) -> tuple[Tensor, Tensor]:
-    """(G(1), H(1)) of the geodesic from the canonical form with velocity ξ."""
-    root = frame.root
-    basis_left = torch.cat([frame.left * root, xi_left], -1)
-    basis_right = torch.cat([frame.right * root, xi_right], -1)
-    gram_left, gram_right = basis_left.mH @ basis_left, basis_right.mH @ basis_right
-    h = xi_left.shape[-1]
-    eye = torch.eye(h, dtype=xi_left.dtype, device=xi_left.device).expand(xi_left.shape[0], h, h)
+def integrate(gram_left: Tensor, gram_right: Tensor) -> tuple[Tensor, Tensor]:
+    """C(1) of both sides, (B, 2h, h): G(1) = [G₀, ξ_G] C. The Gram matrices are those of [G₀, ξ_G] and [H₀, ξ_H]."""
+    h = gram_left.shape[-1] // 2
+    eye = torch.eye(h, dtype=gram_left.dtype, device=gram_left.device).expand(gram_left.shape[0], h, h)
     top, bottom = torch.cat([eye, torch.zeros_like(eye)], -2), torch.cat([torch.zeros_like(eye), eye], -2)
-    C_left, C_right = _solve((top, bottom, top, bottom), gram_left, gram_right)
-    return basis_left @ C_left, basis_right @ C_right
+    return _solve((top, bottom, top, bottom), gram_left, gram_right)
 
 
 def _velocity(state: State, gram_left: Tensor, gram_right: Tensor) -> State:

@@ -13,6 +13,7 @@ from torch import Tensor
 from geosharp.functional.ascent.auto_pgd import auto_pgd
 from geosharp.functional.ascent.ball import EuclideanBall
 from geosharp.functional.ascent.search import Found, Search
+from geosharp.functional.ascent.subspace import Memory
 
 HOPS = 12
 HOP_LENGTH = 4.0
@@ -20,7 +21,6 @@ HOP_LENGTH = 4.0
 HOP_MOMENTUM = 0.75
 ONE_BASIN = 0.9
 """Cosine between the gradients at the centre and at the first point on the sphere above which no hops are made."""
-MEMORY = 4
 LONGEST_STEP = 1.0
 """In radii."""
 
@@ -34,128 +34,66 @@ def explore_and_refine(search: Search) -> None:
     on_sphere = start.z if bool(start.z.any()) else start.gradient
     if not bool(on_sphere.any()):
         return  # a critical centre, and nothing to follow
-    first = search.evaluate(_scaled(on_sphere, search.ball.radius))
-    if _cosine(start.gradient, first.gradient) < ONE_BASIN:
-        _hop(search, start.copy(), first)
-    current = search.best.copy()
-    if not search.ball.on_boundary(current.z):
-        current = first
+    begin = start.copy()
+    current = search.evaluate(on_sphere * (search.ball.radius / _norm(on_sphere)))
+    if _cosine(begin.gradient, current.gradient) < ONE_BASIN:
+        current = _hop(search, begin, current)
     if float(torch.dot(current.z, current.gradient)) >= 0:
         _refine(search, current)
     if not search.stationary:
         auto_pgd(search)
 
 
-def _scaled(z: Tensor, radius: float) -> Tensor:
-    return z * (radius / float(torch.linalg.vector_norm(z)))
+def _norm(z: Tensor) -> float:
+    return float(torch.linalg.vector_norm(z))
 
 
 def _cosine(a: Tensor, b: Tensor) -> float:
-    size = float(torch.linalg.vector_norm(a)) * float(torch.linalg.vector_norm(b))
+    size = _norm(a) * _norm(b)
     return float(torch.dot(a, b)) / size if size > 0 else 1.0
 
 
-def _hop(search: Search, start: Found, first: Found) -> None:
-    """Momentum steps that are long enough to leave a basin."""
+def _hop(search: Search, previous: Found, current: Found) -> Found:
+    """Momentum steps that are long enough to leave a basin; returns the best point found on the sphere."""
     radius = search.ball.radius
-    previous, current = start.z, first
+    best = current.copy()
+    work = previous  # its memory is free once the first step is made
     for _ in range(min(HOPS, search.budget // 2)):
-        target = search.ball.project_(torch.add(current.z, search.ball.steepest(current.gradient), alpha=HOP_LENGTH * radius))
-        moved = target.mul_(HOP_MOMENTUM).add_(current.z, alpha=2 * (1 - HOP_MOMENTUM)).sub_(previous, alpha=1 - HOP_MOMENTUM)
-        previous = current.z
-        current = search.evaluate(search.ball.project_(moved))
-
-
-class _Memory:
-    """The last pairs (step, change of the ascent direction) on memory of their own."""
-
-    def __init__(self, like: Tensor) -> None:
-        self.like = like
-        self.pairs: list[tuple[Tensor, Tensor, float]] = []
-        self.spare: list[tuple[Tensor, Tensor]] = []
-
-    def offer(self, z_new: Tensor, z: Tensor, t_new: Tensor, t: Tensor) -> float | None:
-        """Keep a pair of positive curvature; its scale s·y / y·y, or None where there is none."""
-        if self.spare:
-            step, change = self.spare.pop()
-        elif len(self.pairs) < MEMORY:
-            step, change = torch.empty_like(self.like), torch.empty_like(self.like)
-        else:
-            step, change, _ = self.pairs.pop(0)
-        torch.sub(z_new, z, out=step)
-        torch.sub(t, t_new, out=change)
-        inner = float(torch.dot(step, change))
-        square = float(torch.dot(change, change))
-        if inner <= 1e-10 * float(torch.linalg.vector_norm(step)) * square**0.5:
-            self.spare.append((step, change))
-            return None
-        self.pairs.append((step, change, inner))
-        return inner / square
-
-    def forget(self) -> None:
-        self.spare += [(step, change) for step, change, _ in self.pairs]
-        self.pairs = []
-
-    def apply_(self, direction: Tensor, scale: float) -> Tensor:
-        """The two-loop recursion, in place."""
-        alphas = []
-        for step, change, inner in reversed(self.pairs):
-            alpha = float(torch.dot(step, direction)) / inner
-            alphas.append(alpha)
-            direction.add_(change, alpha=-alpha)
-        direction.mul_(scale)
-        for (step, change, inner), alpha in zip(self.pairs, reversed(alphas), strict=True):
-            beta = float(torch.dot(change, direction)) / inner
-            direction.add_(step, alpha=alpha - beta)
-        return direction
+        # z + α(y - z) + (1-α)(z - z_prev) with y = z + η∇F/‖∇F‖ projected first; built in the memory of z_prev.
+        size = HOP_LENGTH * radius / max(_norm(current.gradient), 1e-300)
+        target = search.ball.project_(torch.add(current.z, current.gradient, alpha=size, out=work.gradient))
+        work.z.mul_(-(1 - HOP_MOMENTUM)).add_(current.z, alpha=2 * (1 - HOP_MOMENTUM)).add_(target, alpha=HOP_MOMENTUM)
+        search.ball.project_(work.z)
+        work, current = current, search.evaluate(work.z, work.gradient)
+        if current.value > best.value and search.ball.on_boundary(current.z):
+            best.z.copy_(current.z)
+            best.gradient.copy_(current.gradient)
+            best.value = current.value
+    return best
 
 
 def _refine(search: Search, current: Found) -> None:
     """L-BFGS on the sphere with backtracking; ends when stationary, when F turns inwards, or with the budget."""
     radius = search.ball.radius
-    memory = _Memory(current.z)
-    tangent, tangent_new, direction = (torch.empty_like(current.z) for _ in range(3))
+    memory = Memory(current.z, current.gradient, radius)
     spare = Found(torch.empty_like(current.z), 0.0, torch.empty_like(current.z))
-    along = _tangent(current, radius, tangent)
-    scale = radius**2 / along if along > 0 else radius / float(torch.linalg.vector_norm(current.gradient))
     shrink = 1.0
     while not (search.stationary and current.value >= search.best.value):
-        memory.apply_(direction.copy_(tangent), scale)
-        direction.sub_(current.z, alpha=float(torch.dot(direction, current.z)) / radius**2)
-        slope = float(torch.dot(direction, tangent))
-        if slope <= 0:
-            memory.forget()
-            direction.copy_(tangent).mul_(scale)
-            slope = float(torch.dot(direction, tangent))
-        length = float(torch.linalg.vector_norm(direction))
-        if length == 0.0 or shrink < 1e-6:
+        step = memory.ascent_step()
+        if step.length == 0.0 or shrink < 1e-6:
             return
-        shrink = min(shrink, LONGEST_STEP * radius / length)
-        torch.add(current.z, direction, alpha=shrink, out=spare.z)
-        spare.z.mul_(radius / float(torch.linalg.vector_norm(spare.z)))
+        shrink = min(shrink, LONGEST_STEP * radius / step.length)
+        memory.move(step, shrink, out=spare.z)
         trial = search.evaluate(spare.z, spare.gradient)
         if trial.value < current.value:
-            shrink *= _backtrack(slope * shrink, trial.value - current.value)
+            shrink *= _backtrack(step.slope * shrink, trial.value - current.value)
             continue
         shrink = 1.0
-        along = _tangent(trial, radius, tangent_new)
-        found = memory.offer(trial.z, current.z, tangent_new, tangent)
-        tangent_size = float(torch.linalg.vector_norm(tangent_new))
-        scale = found if found is not None else min(2 * scale, radius / max(tangent_size, 1e-300))
-        tangent, tangent_new = tangent_new, tangent
         spare, current = current, trial
-        if along < 0:
+        if memory.accept(current.z, current.gradient) < 0:
             return
-
-
-def _tangent(found: Found, radius: float, out: Tensor) -> float:
-    """The gradient's part along the sphere into `out`; returns z·∇F."""
-    along = float(torch.dot(found.z, found.gradient))
-    torch.add(found.gradient, found.z, alpha=-along / radius**2, out=out)
-    return along
 
 
 def _backtrack(expected: float, got: float) -> float:
     """The maximizer of the parabola through what was expected and what was found, kept in [0.1, 0.5]."""
     return max(0.1, min(0.5, expected / (2 * (expected - got))))
-

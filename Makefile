@@ -1,0 +1,3 @@
+.PHONY: demo test slow check bench
+demo test slow check bench:
+	@./run $@
