@@ -24,10 +24,10 @@ sys.path.insert(0, str(ROOT / "tests"))
 sys.path.insert(0, str(ROOT / "bench"))
 
 from machine import describe_machine  # noqa: E402
-from real_text import minilm, text_batch  # noqa: E402
 
 import geosharp as gs  # noqa: E402
 from geosharp.session import forget_verifications  # noqa: E402
+from real_text import minilm, text_batch  # noqa: E402
 
 CASES = (  # measure, radius, options
     ("geodesic-inv", 0.1, {}),

@@ -30,13 +30,12 @@ ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT / "tests") not in sys.path:
     sys.path.insert(0, str(ROOT / "tests"))
 
-import zoo  # noqa: E402
-from oracles.slow_solver import SlowObjective, slow_sweep  # noqa: E402
-
 import geosharp as gs  # noqa: E402
+import zoo  # noqa: E402
 from geosharp.functional.ascent import SOLVERS  # noqa: E402
 from geosharp.functional.ascent.auto_pgd import auto_pgd  # noqa: E402
 from geosharp.functional.ascent.search import Search, SearchEnded  # noqa: E402
+from oracles.slow_solver import SlowObjective, slow_sweep  # noqa: E402
 
 RADII = {"inv": (0.05, 0.1, 0.2, 0.5, 1.0, 2.0), "mix": (0.1, 0.5)}
 QUICK_RADII = (0.1, 0.5)

@@ -7,16 +7,16 @@ import functools
 import math
 from typing import Any
 
-import plain_networks as plain
 import pytest
 import torch
-import zoo
-from clear_errors import one_clear_line
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 from transformers import BatchEncoding, GPT2Config, GPT2LMHeadModel
 
 import geosharp as gs
+import plain_networks as plain
+import zoo
+from clear_errors import one_clear_line
 from geosharp.objective import Objective
 
 BATCH = plain.batch_of_vectors()
@@ -28,7 +28,7 @@ def own_loss(model: nn.Module, batch: tuple[Tensor, Tensor] = BATCH) -> float:
 
 
 def loss_of(objective: Objective, batch: Any, values: dict[str, Tensor] | None = None) -> float:
-    return float(objective.loss(objective.values if values is None else values, objective.prepare(batch)))
+    return float(objective.loss(objective.values if values is None else values, objective.prepare(batch)).detach())
 
 
 # Data types -----------------------------------------------------------------------------------------------------------

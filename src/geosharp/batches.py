@@ -22,7 +22,8 @@ def each_batch(batches: Iterable[Batch]) -> Iterator[Batch]:
             f"expected batches to be an iterable of (inputs, targets) pairs or dicts, got {type(batches).__name__}; "
             "wrap a single batch in a list"
         )
-    if isinstance(batches, Mapping) or (isinstance(batches, tuple) and len(batches) == 2 and isinstance(batches[0], Tensor)):
+    # Among batches there is no bare tensor; in one batch, a pair, there is.
+    if isinstance(batches, Mapping) or (isinstance(batches, (tuple, list)) and any(isinstance(item, Tensor) for item in batches)):
         raise GeosharpError("expected an iterable of batches, got one batch; wrap it in a list: [batch]")
     count = 0
     for batch in batches:
@@ -39,6 +40,15 @@ def check_batch(batch: Batch, index: int) -> None:
         raise GeosharpError(f"expected batch {index} to be a pair (inputs, targets) or a dict, got {type(batch).__name__}")
     if rows(batch) == 0:
         raise GeosharpError(f"expected batch {index} to have rows, got an empty one; drop it or use drop_last=True")
+
+
+def check_lengths(batch: Batch) -> None:
+    """A pair has a target for every input."""
+    if isinstance(batch, Mapping) or not isinstance(batch[1], Tensor) or batch[1].ndim == 0:
+        return
+    inputs, targets = rows(batch), batch[1].shape[0]
+    if inputs != targets:
+        raise GeosharpError(f"expected as many targets as inputs ({inputs}), got {targets}; give loss= and weight= if this is meant")
 
 
 def tensors(value: Any) -> Iterator[Tensor]:
@@ -89,6 +99,14 @@ def part(batch: Batch, start: int, stop: int) -> Batch:
     return mapped(batch, lambda tensor: tensor[start:stop] if tensor.ndim and tensor.shape[0] == count else tensor)
 
 
+FEW = 2
+
+
+def few(batch: Batch) -> Batch:
+    """The first rows of a batch, for what is shown on examples: verification, precision, the noise floor."""
+    return part(batch, 0, min(FEW, rows(batch)))
+
+
 def content_hash(value: Any) -> str:
     """A hash of a batch's content, independent of device."""
     state = hashlib.blake2b(digest_size=20)
@@ -100,7 +118,7 @@ def _feed(state: Any, value: Any) -> None:
     if isinstance(value, Tensor):
         state.update(f"{value.dtype}{tuple(value.shape)}".encode())
         flat = value.detach().cpu().contiguous().reshape(-1)
-        state.update(flat.view(torch.uint8).numpy() if flat.numel() else b"")
+        state.update(flat.view(torch.uint8).numpy().data if flat.numel() else b"")
     elif isinstance(value, Mapping):
         for key in sorted(value, key=str):
             state.update(str(key).encode())

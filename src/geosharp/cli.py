@@ -68,7 +68,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="geosharp", description="Sharpness that does not change when parameters are rewritten without changing the function.")
+    parser = _Parser(prog="geosharp", description="Sharpness that a rewriting of the parameters does not change.")
     parser.add_argument("--version", action="version", version=f"geosharp {__version__}")
     commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", required=True)
     for name, command in COMMANDS.items():

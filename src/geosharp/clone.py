@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from geosharp.errors import GeosharpError
+from geosharp.errors import GeosharpError, one_line
 
 _WRAPPERS = {"_orig_mod": "_orig_mod.", "module": "module."}
 
@@ -46,7 +46,7 @@ def structural_clone(model: nn.Module) -> nn.Module:
         clone = copy.deepcopy(model, memo)
     except Exception as error:  # whatever a user's own attribute raises, the user needs to know which model and why
         raise GeosharpError(
-            f"could not copy the structure of {type(model).__name__} ({type(error).__name__}: {error}); "
+            f"could not copy the structure of {type(model).__name__} ({one_line(error)}); "
             "remove attributes that cannot be copied (locks, open files, generators) before measuring"
         ) from error
     clone.eval()
@@ -55,7 +55,7 @@ def structural_clone(model: nn.Module) -> nn.Module:
         if config is not None and getattr(config, "use_cache", False) is True:
             config.use_cache = False
         if getattr(module, "gradient_checkpointing", False) is True:
-            module.gradient_checkpointing = False
+            setattr(module, "gradient_checkpointing", False)  # noqa: B010 - an attribute of some modules only
     return clone
 
 
@@ -83,8 +83,8 @@ def _overlap(model: nn.Module, other: str, parameter: Tensor) -> bool:
     from_other = model.get_parameter(other)
 
     def span(tensor: Tensor) -> tuple[int, int]:
-        start = tensor.storage_offset()
-        return start, start + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+        start = int(tensor.storage_offset())
+        return start, start + sum((int(size) - 1) * int(step) for size, step in zip(tensor.shape, tensor.stride(), strict=True)) + 1
 
     (a, b), (c, d) = span(from_other), span(parameter)
     return a < d and c < b

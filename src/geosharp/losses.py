@@ -16,6 +16,7 @@ from geosharp.errors import GeosharpError
 Loss = Callable[[Any, Batch], Tensor]
 Weight = Callable[[Batch], float | Tensor]
 LogitNormalization = Literal["std", "norm"]
+NORMALIZATIONS = ("std", "norm")
 
 IGNORED = -100
 SMALLEST_SPREAD = 1e-10
@@ -63,11 +64,11 @@ def is_causal(model: nn.Module) -> bool:
 
 
 def default_weight(model: nn.Module, batch: Batch, custom_loss: Loss | None) -> float:
-    """Rows; for token losses of Hugging Face models the labels that count, after the shift."""
-    if custom_loss is None and isinstance(batch, Mapping):
-        labels = batch.get("labels")
-        if isinstance(labels, Tensor) and labels.ndim >= 2 and not labels.is_floating_point():
-            counted = labels[:, 1:] if is_causal(model) else labels
+    """Rows; with integer labels of the default loss those that count, for causal Hugging Face models after the shift."""
+    if custom_loss is None:
+        labels = batch.get("labels") if isinstance(batch, Mapping) else batch[1]
+        if isinstance(labels, Tensor) and labels.ndim and not labels.is_floating_point():
+            counted = labels[:, 1:] if isinstance(batch, Mapping) and is_causal(model) else labels
             return float((counted != IGNORED).sum())
     return float(data.rows(batch))
 
@@ -83,7 +84,9 @@ def loss_of_outputs(
             found = outputs.get("loss") if isinstance(outputs, Mapping) else getattr(outputs, "loss", None)
             if not isinstance(found, Tensor):
                 keys = ", ".join(map(str, batch))
-                raise GeosharpError(f"expected the model to return a loss for a dict batch, got none; add labels (keys are {keys}) or give loss=")
+                raise GeosharpError(
+                    f"expected the model to return a loss for a dict batch, got none; add labels (it has {keys}) or give loss="
+                )
             return found
         labels = batch.get("labels")
         if not isinstance(labels, Tensor) or labels.is_floating_point():
@@ -107,16 +110,33 @@ def _with_logits(outputs: Any, normalization: LogitNormalization) -> Any:
 def _pair_loss(logits: Tensor, targets: Any, normalization: LogitNormalization | None) -> Tensor:
     if not isinstance(targets, Tensor):
         raise GeosharpError(f"expected targets to be a tensor, got {type(targets).__name__}; give loss=")
+    if not targets.is_floating_point():
+        logits = _classes_last(logits, targets)
+        check_labels(targets, logits.shape[-1])
+        if normalization is not None:
+            logits = normalized(logits, normalization)
+        return F.cross_entropy(logits, targets.reshape(-1), ignore_index=IGNORED)
     if normalization is not None:
         logits = normalized(logits, normalization)
-    if not targets.is_floating_point():
-        check_labels(targets, logits.shape[-1] if logits.ndim == targets.ndim + 1 else logits.shape[1])
-        return F.cross_entropy(logits, targets)
     if logits.shape != targets.shape:
         raise GeosharpError(
-            f"expected floating targets of the outputs' shape {tuple(logits.shape)} (mean squared error), got {tuple(targets.shape)}; give loss="
+            f"expected floating targets of the outputs' shape {tuple(logits.shape)}, got {tuple(targets.shape)}; give loss="
         )
     return F.mse_loss(logits, targets)
+
+
+def _classes_last(logits: Tensor, targets: Tensor) -> Tensor:
+    """Logits as (positions, classes): classes last as language models write them, or in dimension 1 as `F.cross_entropy` does."""
+    last = logits.shape[:-1] == targets.shape
+    second = logits.ndim > 2 and (logits.shape[:1] + logits.shape[2:]) == targets.shape
+    if last and second:
+        raise GeosharpError(f"logits {tuple(logits.shape)} may have their classes in dimension 1 or in the last; give loss=")
+    if not last and not second:
+        raise GeosharpError(
+            f"expected integer targets for logits {tuple(logits.shape)} to have all dimensions but that of the classes, "
+            f"got {tuple(targets.shape)}; give loss="
+        )
+    return (logits if last else logits.movedim(1, -1)).reshape(-1, logits.shape[-1 if last else 1])
 
 
 def check_labels(labels: Tensor, classes: int, where: str = "targets") -> None:

@@ -16,12 +16,22 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 
 from geosharp import batches as data
 from geosharp.batches import Batch
 from geosharp.clone import install, padding_rows, structural_clone, tied_names, unwrap
 from geosharp.errors import GeosharpError
-from geosharp.losses import Loss, LogitNormalization, Weight, check_model_labels, default_weight, loss_of_outputs, output_tensor
+from geosharp.losses import (
+    NORMALIZATIONS,
+    LogitNormalization,
+    Loss,
+    Weight,
+    check_model_labels,
+    default_weight,
+    loss_of_outputs,
+    output_tensor,
+)
 
 Values = Mapping[str, Tensor]
 
@@ -43,8 +53,7 @@ class Objective:
     ) -> None:
         if not isinstance(model, nn.Module):
             raise GeosharpError(f"expected model to be a torch.nn.Module, got {type(model).__name__}")
-        if micro_batch is not None and micro_batch < 1:
-            raise GeosharpError(f"expected micro_batch to be at least 1, got {micro_batch}")
+        _check_options(dtype, autocast, micro_batch, logit_normalization)
         inner, self.prefix = unwrap(model)
         self.user_model = inner
         self.custom_loss, self.custom_weight = loss, weight
@@ -55,6 +64,8 @@ class Objective:
         self.stored = {name: parameter.dtype for name, parameter in everything.items()}
         self.dtype = dtype or _compute_dtype([parameter.dtype for parameter in chosen.values()])
         self.device = next(iter(chosen.values())).device
+        self.resolution = autocast or self.dtype
+        """The coarsest dtype that the way from parameters to loss goes through; `watch_precision` finds casts inside the model."""
         self._check(chosen)
         self.values = {name: parameter.detach().to(self.dtype) for name, parameter in chosen.items()}
         self.fixed = {
@@ -92,6 +103,8 @@ class Objective:
     def prepare(self, batch: Batch) -> Batch:
         """The batch on the model's device, floating inputs in the compute dtype, its labels checked."""
         check_model_labels(self.clone, batch)
+        if self.custom_loss is None:
+            data.check_lengths(batch)
         return data.moved_to(batch, self.device, self.dtype)
 
     def weight_of(self, batch: Batch) -> float:
@@ -123,13 +136,20 @@ class Objective:
             whole = float(self.loss(self.values, batch))
             weights = [self.weight_of(piece) for piece in parts]
             split = sum(float(self.loss(self.values, piece)) * w for piece, w in zip(parts, weights, strict=True)) / sum(weights)
-        tolerance = 1e3 * torch.finfo(self.autocast or self.dtype).eps * max(abs(whole), 1.0)
+        tolerance = 1e3 * torch.finfo(self.resolution).eps * max(abs(whole), 1.0)
         if not abs(whole - split) <= tolerance:
             raise GeosharpError(
                 f"the loss of the first batch is {whole:.6g} as a whole but {split:.6g} as the weighted mean of its parts; "
                 "it does not add up over examples (contrastive, auxiliary or batch-statistics loss, or a wrong weight=): "
                 "give weight=, or measure one batch at a time without micro_batch="
             )
+
+    def watch_precision(self, batch: Batch) -> None:
+        """Set `resolution` from one forward pass on a batch: some models cast logits, norms or soft-max to float32 inside."""
+        leaves = {name: value.detach().requires_grad_() for name, value in self.values.items()}
+        with torch.enable_grad(), _CoarsestDtype(self.resolution) as seen:
+            self.loss(leaves, batch)
+        self.resolution = seen.dtype
 
     @contextlib.contextmanager
     def watched_lookups(self) -> Iterator[dict[str, list[Tensor]]]:
@@ -202,6 +222,8 @@ def select(parameters: Mapping[str, nn.Parameter], params: str | Sequence[str] |
             raise GeosharpError('expected trainable parameters, got none (requires_grad is False on all); use params="*" to measure all')
         return chosen
     patterns = [params] if isinstance(params, str) else list(params)
+    if not patterns:
+        raise GeosharpError('expected params= to hold name patterns, got none; leave it out for all trainable parameters, or params="*"')
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in floating):
             some = ", ".join(list(floating)[:5])
@@ -213,8 +235,46 @@ def _compute_dtype(dtypes: Sequence[torch.dtype]) -> torch.dtype:
     return torch.float64 if torch.float64 in dtypes else torch.float32
 
 
+def _check_options(dtype: object, autocast: object, micro_batch: int | None, normalization: str | None) -> None:
+    for name, value in (("dtype", dtype), ("autocast", autocast)):
+        if value is not None and not (isinstance(value, torch.dtype) and value.is_floating_point):
+            raise GeosharpError(f"expected {name}= to be a floating torch.dtype such as torch.float64, got {value!r}")
+    if micro_batch is not None and micro_batch < 1:
+        raise GeosharpError(f"expected micro_batch to be at least 1, got {micro_batch}")
+    if normalization not in (None, *NORMALIZATIONS):
+        known = ", ".join(NORMALIZATIONS)
+        raise GeosharpError(f"expected logit_normalization to be one of {known} or None, got {normalization!r}")
+
+
+class _CoarsestDtype(TorchFunctionMode):
+    """The coarsest floating dtype among results that depend on leaves which require gradients."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.dtype = dtype
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in data.tensors(result):
+            if tensor.requires_grad and torch.finfo(tensor.dtype).eps > torch.finfo(self.dtype).eps:
+                self.dtype = tensor.dtype
+        return result
+
+
 @contextlib.contextmanager
-def preserved_random_state() -> Iterator[None]:
+def undisturbed() -> Iterator[None]:
+    """What goes on inside depends on none of the caller's modes (autocast, inference, no-grad) and leaves no random state behind."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
+            stack.enter_context(torch.autocast(device, enabled=False))
+        stack.enter_context(_preserved_random_state())
+        yield
+
+
+@contextlib.contextmanager
+def _preserved_random_state() -> Iterator[None]:
     """Whatever random numbers are drawn inside, the global generators are bit-identical afterwards."""
     python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else None

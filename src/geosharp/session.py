@@ -8,21 +8,17 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from geosharp import batches as data
 from geosharp.batches import Batch
-from geosharp.errors import GeosharpError, SymmetryError
+from geosharp.errors import SymmetryError
 from geosharp.functional.pulled_back import PulledBack
 from geosharp.geometry.build import Geometry, build_chart
 from geosharp.geometry.chart import Chart
 from geosharp.objective import Objective
-from geosharp.symmetry.block import Block, Factors
+from geosharp.symmetry.block import Block, Factors, Translation
 from geosharp.symmetry.discover import Found, Symmetries, discover
-
-VERIFY_ROWS = 2
-"""How many examples of the first batch a verification uses."""
 
 _VERIFIED: OrderedDict[str, Found] = OrderedDict()
 _REMEMBERED = 16
@@ -38,15 +34,15 @@ class Session:
         self.allow_no_symmetry, self.verify_seed = allow_no_symmetry, verify_seed
         self._found: Found | None = None
         self._charts: dict[Geometry, PulledBack] = {}
-        self.weights_hash = _hash_weights(objective.user_model)
+        self.weights_hash = data.content_hash(objective.user_model.state_dict())
 
     def verify_on(self, batch: Batch) -> Found:
         """The blocks with their verdicts on a few rows of a prepared batch; remembered by architecture, weights and rows."""
         if self._found is None:
-            few = few_rows(batch)
+            few = data.few(batch)
             key = self._verification_key(few)
             if key not in _VERIFIED:
-                _VERIFIED[key] = self._discover(few)
+                _VERIFIED[key] = self._discover(self.symmetries, few)
                 while len(_VERIFIED) > _REMEMBERED:
                     _VERIFIED.popitem(last=False)
             self._found = _VERIFIED[key]
@@ -54,14 +50,14 @@ class Session:
 
     def structure(self) -> Found:
         """The blocks by structure alone, not verified."""
-        return self._discover(None)
+        return self._discover(self.symmetries, None)
 
-    def _discover(self, batch: Batch | None) -> Found:
+    def _discover(self, symmetries: Symmetries, batch: Batch | None) -> Found:
         objective = self.objective
         return discover(
             objective.user_model,
             {**objective.fixed, **objective.values},
-            self.symmetries,
+            symmetries,
             None if batch is None else lambda values: objective.outputs(values, batch),
             coordinates=objective.values,
             alias=objective.alias,
@@ -87,6 +83,9 @@ class Session:
         if geometry.metric is None:
             return ()
         found = self.verify_on(batch)
+        for verdict in found.verdicts:
+            if verdict.status == "degenerate":
+                raise RankError(verdict.reason)
         if not any(isinstance(block, Factors) for block in found.used) and not self.allow_no_symmetry:
             raise SymmetryError(
                 f"expected a usable symmetry block for metric {geometry.metric!r}, found none{_why_none(found)}: this would equal "
@@ -96,16 +95,14 @@ class Session:
 
     def _chart(self, geometry: Geometry, blocks: Sequence[Block]) -> Chart:
         objective = self.objective
-        return build_chart(
-            objective.values, blocks, geometry, fixed=objective.fixed, padding=objective.padding, stored=objective.stored
-        )
+        return build_chart(objective.values, blocks, geometry, fixed=objective.fixed, padding=objective.padding, stored=objective.stored)
 
     def claims(self, geometry: Geometry, batch: Batch | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Symmetries that a value under this geometry respects (verified on this model), and others that were found."""
         found = self._found if self._found is not None or batch is None else None
         if found is None:
             structure = self.structure()
-            return (), tuple(f"{kind} (by structure, not verified)" for kind in structure.kinds(v.block for v in structure.verdicts))
+            return (), tuple(_by_structure(structure, [v.block for v in structure.verdicts]))
         used = found.used
         if geometry.metric is not None:
             respected = list(used)
@@ -115,16 +112,16 @@ class Session:
             respected = []
         names = {block.name for block in respected}
         others = [verdict.block for verdict in found.verdicts if verdict.block.name not in names and verdict.status != "refused"]
-        unused = [*found.kinds(others), *self._not_removed(geometry, found)]
+        unused = [*found.kinds(others), *self._not_removed(found)]
         return found.kinds(respected), tuple(unused)
 
-    def _not_removed(self, geometry: Geometry, found: Found) -> list[str]:
+    def _not_removed(self, found: Found) -> list[str]:
         """What "all" would quotient and the symmetries in use do not."""
-        if geometry.metric is None or self.symmetries == "all" or found.declared:
+        if self.symmetries == "all" or found.declared:
             return []
-        everything = Session(self.objective, "all").structure() if self.symmetries == "published" else self.structure()
         have = {verdict.block.name for verdict in found.verdicts}
-        return list(everything.kinds(v.block for v in everything.verdicts if v.block.name not in have))
+        everything = self._discover("all", None)
+        return _by_structure(everything, [v.block for v in everything.verdicts if v.block.name not in have])
 
     def _all_values(self) -> Mapping[str, Tensor]:
         return {**self.objective.fixed, **self.objective.values}
@@ -148,9 +145,8 @@ class Session:
         return record
 
 
-def few_rows(batch: Batch) -> Batch:
-    """The rows that verification and the noise floor use."""
-    return data.part(batch, 0, min(VERIFY_ROWS, data.rows(batch)))
+def _by_structure(found: Found, blocks: Sequence[Block]) -> list[str]:
+    return [f"{kind} (by structure, not verified)" for kind in found.kinds(blocks)]
 
 
 def _why_none(found: Found) -> str:
@@ -162,26 +158,8 @@ def _why_none(found: Found) -> str:
 def _symmetries_text(symmetries: Symmetries) -> str:
     if isinstance(symmetries, str):
         return symmetries
-    blocks = [symmetries] if not isinstance(symmetries, Sequence) else symmetries
+    blocks = [symmetries] if isinstance(symmetries, (Factors, Translation)) else symmetries
     return "declared: " + ", ".join(block.name for block in blocks)
-
-
-def _hash_weights(model: nn.Module) -> str:
-    state = hashlib.blake2b(digest_size=20)
-    for name, value in model.state_dict().items():
-        if not isinstance(value, Tensor):
-            continue
-        state.update(f"{name}{value.dtype}{tuple(value.shape)}".encode())
-        flat = value.detach().cpu().contiguous().reshape(-1)
-        if flat.numel():
-            state.update(flat.view(torch.uint8).numpy())
-    return state.hexdigest()
-
-
-def declared_or_raise(model: object) -> None:
-    """A model is needed; a path or a state dict is a common slip."""
-    if not isinstance(model, nn.Module):
-        raise GeosharpError(f"expected model to be a torch.nn.Module, got {type(model).__name__}; load it first")
 
 
 def forget_verifications() -> None:

@@ -16,7 +16,9 @@ from geosharp.symmetry.view import ComplexView, View
 from oracles.quotient import Pair, flat, unflat
 
 
-def frame_of(pair: Pair, *, positive: bool = False, epsilon: float = 0.0, dtype: torch.dtype = torch.float64, name: str = "the block") -> Frame:
+def frame_of(
+    pair: Pair, *, positive: bool = False, epsilon: float = 0.0, dtype: torch.dtype = torch.float64, name: str = "the block"
+) -> Frame:
     """The canonical frame of one pair."""
     return canonical_frame(pair[0][None], pair[1][None], [name], positive=positive, epsilon=epsilon, stored=dtype, compute=dtype)
 

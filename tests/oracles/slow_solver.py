@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor, nn
+
 from oracles.attention_weights import Attention, Family, join_columns, split_columns
 from oracles.gl_pairs import GLPairs
-from torch import Tensor, nn
 
 MOMENTUM = 0.75
 PERIOD = 10

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import copy
 
-import plain_networks as plain
 import pytest
 import torch
-import zoo
-from clear_errors import one_clear_line
 from torch import nn
 
 import geosharp as gs
+import plain_networks as plain
+import zoo
+from clear_errors import one_clear_line
 from geosharp.errors import RankError, SymmetryError
 
 BATCH = [plain.batch_of_vectors()]

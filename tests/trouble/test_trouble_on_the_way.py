@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import plain_networks as plain
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import geosharp as gs
+import plain_networks as plain
 
 BATCH = plain.batch_of_vectors()
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import plain_networks as plain
 import pytest
 import torch
-import zoo
-from clear_errors import one_clear_line
 from torch import Tensor, nn
 from transformers import GPT2Config, GPT2LMHeadModel
-from untouched import nothing_touched
 
 import geosharp as gs
+import plain_networks as plain
+import zoo
+from clear_errors import one_clear_line
+from untouched import nothing_touched
 
 BATCH = plain.batch_of_vectors()
 QUICK: dict[str, Any] = {"rho": 0.1, "steps": 4}

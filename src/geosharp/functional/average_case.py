@@ -16,6 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from geosharp.functional.noise import rounding
 from geosharp.functional.pulled_back import PulledBack, check_base
 from geosharp.functional.result import Options, Result
 from geosharp.geometry.mix_geodesic import LeftManifold
@@ -34,12 +35,13 @@ class AverageCase:
         started, before = time.perf_counter(), F.forward_passes
         base = F.value(F.zero())
         check_base(base)
+        noise = max(options.noise, rounding(F, base))
         results = []
         for radius in options.rho:
             pairs, failure = self._pairs(F, radius, options, base)
             value = statistics.fmean(pairs) if pairs else math.nan
             stderr = statistics.stdev(pairs) / math.sqrt(len(pairs)) if len(pairs) > 1 else math.inf
-            outcome = failure or ("below-resolution" if abs(value) <= options.noise else "estimated")
+            outcome = failure or ("below-resolution" if abs(value) <= noise else "estimated")
             results.append(
                 Result(
                     value=value,
@@ -47,7 +49,7 @@ class AverageCase:
                     outcome=outcome,
                     rho=radius,
                     stderr=stderr,
-                    noise=options.noise,
+                    noise=noise,
                     forward_passes=F.forward_passes - before,
                     seconds=time.perf_counter() - started,
                 )

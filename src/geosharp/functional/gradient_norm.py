@@ -23,6 +23,4 @@ class GradientNorm:
         started, before = time.perf_counter(), F.evaluations
         value, gradient = F.base()
         size = float(torch.linalg.vector_norm(gradient))
-        return [
-            Result(size, value, "computed", evaluations=F.evaluations - before, seconds=time.perf_counter() - started)
-        ]
+        return [Result(size, value, "computed", evaluations=F.evaluations - before, seconds=time.perf_counter() - started)]

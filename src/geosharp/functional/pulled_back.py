@@ -76,7 +76,8 @@ class PulledBack:
         given = {tensor.data_ptr() for batch, _ in self.parts for tensor in tensors(batch) if not tensor.is_floating_point()}
         if not lookups or any(indices.data_ptr() not in given for indices in lookups):
             return None
-        return torch.cat([indices.reshape(-1) for indices in lookups]).unique()
+        used: Tensor = torch.cat([indices.reshape(-1) for indices in lookups]).unique()
+        return used
 
     def _weighted(self, batch: Batch) -> list[tuple[Batch, float]]:
         whole = self.objective.weight_of(batch)
@@ -132,7 +133,13 @@ class PulledBack:
                     target.zero_()
                     continue
                 elementwise.pull_back(
-                    entry.part(found[entry.name]), entry.weight, entry.scale, piece, chart.elementwise_metric, chart.elementwise_path, target
+                    entry.part(found[entry.name]),
+                    entry.weight,
+                    entry.scale,
+                    piece,
+                    chart.elementwise_metric,
+                    chart.elementwise_path,
+                    target,
                 )
         return total, gradient
 
@@ -143,9 +150,7 @@ class PulledBack:
         with torch.no_grad():
             for entry, piece, buffer in zip(chart.entries, pieces, self._buffers, strict=False):
                 target = buffer if entry.rows is None else None
-                moved = elementwise.walk(
-                    entry.weight, entry.scale, piece, chart.elementwise_metric, chart.elementwise_path, out=target
-                )
+                moved = elementwise.walk(entry.weight, entry.scale, piece, chart.elementwise_metric, chart.elementwise_path, out=target)
                 if entry.rows is not None:
                     buffer.index_copy_(0, entry.rows, moved)
                 leaves[entry.name] = buffer.detach().requires_grad_()
@@ -153,7 +158,8 @@ class PulledBack:
 
     def _loss_and_grad(self, values: dict[str, Tensor], names: list[str]) -> tuple[float, dict[str, Tensor]]:
         """The weighted loss over all parts, and its gradient where there is one."""
-        total, gradients = 0.0, {}
+        total = 0.0
+        gradients: dict[str, Tensor] = {}
         for batch, share in self.parts:
             with torch.enable_grad():
                 loss = self.objective.loss(values, batch)
@@ -208,7 +214,7 @@ class PulledBack:
 def check_base(value: float) -> None:
     """The unperturbed loss must be finite."""
     if not math.isfinite(value):
-        raise GeosharpError(f"expected a finite loss of the unperturbed model, got {value}; check the labels, the inputs and the checkpoint")
+        raise GeosharpError(f"expected a finite loss of the unperturbed model, got {value}; check labels, inputs and checkpoint")
 
 
 def _buffer(entry: Entry) -> Tensor:

@@ -17,9 +17,9 @@ from torch import Tensor
 from geosharp.functional.ascent import SOLVERS
 from geosharp.functional.ascent.ball import Ball, Box, EuclideanBall
 from geosharp.functional.ascent.search import Found, Search, SearchEnded
+from geosharp.functional.noise import rounding
 from geosharp.functional.pulled_back import PulledBack
 from geosharp.functional.result import Options, Result
-from geosharp.geometry.mix_geodesic import LeftManifold
 
 CRITICAL = 10.0
 """The centre counts as critical when the first-order gain on the ball is below this many noise floors."""
@@ -46,7 +46,7 @@ class WorstCase:
         before = (F.evaluations, F.forward_passes)
         F, value, gradient = F.start()
         center = Found(F.zero(), value, gradient)
-        options = dataclasses.replace(options, noise=max(options.noise, rounding(value, gradient.dtype)))
+        options = dataclasses.replace(options, noise=max(options.noise, rounding(F, value)))
         results, start, failure = [], center, ""
         for radius in options.rho:
             if failure:  # a larger ball contains the point at which the smaller one's search failed
@@ -146,20 +146,3 @@ def _outcome(search: Search, value: float, noise: float) -> str:
     if value <= noise:
         return "below-resolution"
     return "stationary" if search.stationary else "budget"
-
-
-def noise_floor(F: PulledBack, seed: int) -> float:
-    """How much the loss moves by rounding alone: |F(z) - F(0)| where z changes each weight by its last digits."""
-    like = F.zero()
-    z = torch.rand(F.size, generator=torch.Generator().manual_seed(seed)).to(like)
-    base = F.value(like)
-    try:
-        moved = F.value(z.sub_(0.5).mul_(4 * torch.finfo(z.dtype).eps))
-    except LeftManifold:
-        moved = base
-    return abs(moved - base)
-
-
-def rounding(base: float, dtype: torch.dtype) -> float:
-    """What no loss of this size can resolve."""
-    return 4 * torch.finfo(dtype).eps * abs(base)

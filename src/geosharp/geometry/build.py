@@ -114,9 +114,7 @@ def _stack(
         compute=compute,
     )
     metric = METRICS[geometry.metric]
-    rows = tuple(
-        ([read(values, v).shape[1] for v in block.left], [read(values, v).shape[1] for v in block.right]) for block in blocks
-    )
+    rows = tuple(([read(values, v).shape[1] for v in block.left], [read(values, v).shape[1] for v in block.right]) for block in blocks)
     return Stack(tuple(blocks), copies, rows, frame, metric, metric.weight(frame), metric.scale(frame))
 
 

@@ -169,9 +169,7 @@ class Chart:
     def walk(self, point: Point) -> dict[str, Tensor]:
         """The parameters at Πz along the chart's path; `walk(0)` is the canonical form."""
         values = {
-            entry.name: entry.full(
-                elementwise.walk(entry.weight, entry.scale, piece, self.elementwise_metric, self.elementwise_path)
-            )
+            entry.name: entry.full(elementwise.walk(entry.weight, entry.scale, piece, self.elementwise_metric, self.elementwise_path))
             for entry, piece in zip(self.entries, point, strict=False)
         }
         return {**self.constants, **values, **self.walk_stacks(point[len(self.entries) :], values)}

@@ -102,12 +102,8 @@ def _check_rank(G: Tensor, H: Tensor, s: Tensor, names: list[str], epsilon: floa
     if not bool(bad.any()):
         return
     i = int(bad.nonzero()[0])
-    lora = " (a zero-initialised adapter has no geometry yet: train it first)" if float(largest[i]) == 0 else ""
-    remedy = "leave this block out" + lora if bool(vanished[i]) else "set epsilon= (for example 1e-3) or leave this block out"
-    raise RankError(
-        f"expected full column rank in block {names[i]!r}, got s_min = {float(s[i].amin()):.2g}, s_max = {float(largest[i]):.2g} "
-        f"(s_min/s_max = {float(ratio[i]):.1e}, needed {limit:.1e} for {str(stored).removeprefix('torch.')} weights); {remedy}"
-    )
+    needed = f"{limit:.1e} for {str(stored).removeprefix('torch.')} weights"
+    raise RankError.of(names[i], float(s[i].amin()), float(largest[i]), needed, can_regularize=not bool(vanished[i]))
 
 
 def _complex_of(dtype: torch.dtype) -> torch.dtype:

@@ -53,7 +53,7 @@ class Metric(Protocol):
     name: str
 
     def weight(self, frame: Frame) -> Tensor:
-        """The weights t of Π, (B, 1, h)."""
+        """The weights t of Π, (B, 1, h), up to a factor a block: only their ratios matter, and squares of tiny ones vanish."""
         ...
 
     def scale(self, frame: Frame) -> Tensor:
@@ -99,7 +99,8 @@ class Inv:
 
     def weight(self, frame: Frame) -> Tensor:
         """t = √(s (s + ε))."""
-        return (frame.singular * (frame.singular + frame.epsilon)).sqrt()
+        relative = frame.singular / frame.singular.amax(-1, keepdim=True)
+        return (relative * (frame.singular + frame.epsilon) / (frame.singular + frame.epsilon).amax(-1, keepdim=True)).sqrt()
 
     def scale(self, frame: Frame) -> Tensor:
         """√(s + ε)."""
@@ -171,9 +172,7 @@ class Mix:
 def _gram(inner: Inner, root: Tensor, scale: Tensor) -> Tensor:
     """The Gram matrix of [U√s, ξ]."""
     cross = root.mT * inner.a * scale
-    return torch.cat(
-        [torch.cat([_diagonal(root**2, inner.a), cross], -1), torch.cat([cross.mH, scale.mT * inner.k * scale], -1)], -2
-    )
+    return torch.cat([torch.cat([_diagonal(root**2, inner.a), cross], -1), torch.cat([cross.mH, scale.mT * inner.k * scale], -1)], -2)
 
 
 METRICS: dict[str, Metric] = {"inv": Inv(), "mix": Mix()}

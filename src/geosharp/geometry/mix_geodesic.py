@@ -30,7 +30,7 @@ _A = (
 _ERROR = (71 / 57600, 0.0, -71 / 16695, 71 / 1920, -17253 / 339200, 22 / 525, -1 / 40)
 """Dormand & Prince 1980: stages, and the difference of the two solutions."""
 
-MAX_STEPS = 500
+MAX_STEPS = 2000
 SMALLEST_STEP = 1e-7
 
 State = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -57,13 +57,14 @@ def _velocity(state: State, gram_left: Tensor, gram_right: Tensor) -> State:
 
 def _right_solve(matrix: Tensor, rows: Tensor) -> Tensor:
     """rows · matrix⁻¹; a singular matrix gives non-finite entries, which shrink the step."""
+    solution: Tensor
     solution, _ = torch.linalg.solve_ex(matrix, rows, left=False)
     return solution
 
 
 def _solve(state: State, gram_left: Tensor, gram_right: Tensor) -> tuple[Tensor, Tensor]:
     eps = torch.finfo(state[0].real.dtype).eps
-    tolerance = max(100 * eps, 1e-12) if eps < 1e-10 else 10 * eps
+    tolerance = max(100 * eps, 1e-11) if eps < 1e-10 else 10 * eps
     weights = _error_weights(gram_left, gram_right)
     t, step = 0.0, 0.25
     first = _velocity(state, gram_left, gram_right)

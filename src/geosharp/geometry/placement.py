@@ -28,7 +28,7 @@ class Placement:
     def place(self, pieces: list[Tensor], templates: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The parameters: templates (needed where a parameter is not covered entirely) overwritten by the pieces."""
         given = [templates[name] for name in self.covered]
-        out = _Place.apply(self, *pieces, *given)
+        out = _Place.apply(self, *pieces, *given)  # type: ignore[no-untyped-call]  # torch leaves `apply` without types
         return dict(zip(self.shapes, out, strict=True))
 
     def gather(self, values: Mapping[str, Tensor]) -> list[Tensor]:

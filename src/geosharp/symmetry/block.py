@@ -62,6 +62,14 @@ class Factors:
         every = (*self.views, *real_views((*self.left_carried, *self.right_carried)))
         return tuple(dict.fromkeys(view.parameter for view in every))
 
+    def vanished(self, values: Mapping[str, Tensor]) -> str:
+        """The first copy with a side that is exactly 0, by name, or nothing: such a product has no geometry."""
+        left, right = self.read(values)
+        gone = ~(left.flatten(1).any(1) & right.flatten(1).any(1))
+        if not bool(gone.any()):
+            return ""
+        return self.name if len(gone) == 1 else f"{self.name}[{int(gone.nonzero()[0])}]"
+
     def with_carried(self, only: Iterable[View] | None = None) -> Factors:
         """The block with its carried rows (or only these) among its coordinates."""
         chosen = None if only is None else set(only)
@@ -106,9 +114,9 @@ class Factors:
         log_singular = (2 * torch.rand(copies, width, generator=generator, dtype=torch.float64) - 1) * torch.log(torch.tensor(spread))
         if self.group == "positive":
             return torch.diag_embed(log_singular.exp())
-        first = torch.linalg.qr(torch.randn(copies, width, width, generator=generator, dtype=kind)).Q
-        second = torch.linalg.qr(torch.randn(copies, width, width, generator=generator, dtype=kind)).Q
-        return first @ (log_singular.exp().unsqueeze(-1) * second)
+        first, second = (torch.linalg.qr(torch.randn(copies, width, width, generator=generator, dtype=kind))[0] for _ in range(2))
+        element: Tensor = first @ (log_singular.exp().unsqueeze(-1) * second)
+        return element
 
     def act(self, values: Mapping[str, Tensor], element: Tensor, *, one_sided: bool = False) -> None:
         """(G, H) -> (G A⁻¹, H Aᴴ) in place, carried rows included; the control applies the factor to G only."""
@@ -205,8 +213,10 @@ def rename(block: Block, alias: Mapping[str, str]) -> Block:
     if not alias:
         return block
     if isinstance(block, Factors):
-        sides = ("left", "right", "left_carried", "right_carried")
-        return dataclasses.replace(block, **{side: tuple(view.renamed(alias) for view in getattr(block, side)) for side in sides})
+        left, right, left_carried, right_carried = (
+            tuple(view.renamed(alias) for view in side) for side in (block.left, block.right, block.left_carried, block.right_carried)
+        )
+        return dataclasses.replace(block, left=left, right=right, left_carried=left_carried, right_carried=right_carried)
     names = ("shifted", "through", "into", "control")
     return dataclasses.replace(block, **{name: view and view.renamed(alias) for name in names if (view := getattr(block, name))})
 

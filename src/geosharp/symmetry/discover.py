@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
-from geosharp.errors import SymmetryError
+from geosharp.errors import RankError, SymmetryError
 from geosharp.symmetry.block import Block, Factors, Translation, check_disjoint, rename
 from geosharp.symmetry.layouts import LAYOUTS
 from geosharp.symmetry.site import AttentionSite, blocks_of_site
@@ -132,7 +132,7 @@ def discover(
     if outputs is None:
         verdicts = tuple(Verdict(block, "unverified", reason="no batch was given") for block in blocks)
         return Found(verdicts, tuple(dropped), declared, sizes)
-    verdicts = verify_blocks(outputs, values, blocks, seed=seed)
+    verdicts = tuple(_or_degenerate(verdict, values) for verdict in verify_blocks(outputs, values, blocks, seed=seed))
     if declared:
         for verdict in verdicts:
             if verdict.status == "refused":
@@ -142,3 +142,12 @@ def discover(
                     f"declared block {verdict.block.name!r} is undecidable on this batch: {verdict.reason}; give a batch that uses it"
                 )
     return Found(verdicts, tuple(dropped), declared, sizes)
+
+
+def _or_degenerate(verdict: Verdict, values: Mapping[str, Tensor]) -> Verdict:
+    """A product that is 0 moves nothing, whatever its factors do: not a false claim, but no geometry either."""
+    block = verdict.block
+    gone = block.vanished(values) if isinstance(block, Factors) else ""
+    if not gone:
+        return verdict
+    return dataclasses.replace(verdict, status="degenerate", reason=str(RankError.of(gone, 0.0, 0.0, "s_min > 0")))

@@ -32,7 +32,7 @@ class Verdict:
 
     block: Block
     status: str
-    """"verified", "refused", "undecidable", or "unverified" (no batch was given)."""
+    """"verified", "refused", "undecidable", "degenerate" (a factor is 0), or "unverified" (no batch was given)."""
     drift: float = math.nan
     """Relative change of the outputs under the group element."""
     control: float = math.nan

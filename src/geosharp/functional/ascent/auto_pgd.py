@@ -21,12 +21,12 @@ def checkpoints(steps: int) -> list[int]:
     """p = 0, 0.22, then p += max(Δ - 0.03, 0.06), as step numbers without repeats.
 
     >>> checkpoints(20)
-    [5, 9, 12, 14, 16, 17, 18, 19, 20]
+    [5, 9, 12, 14, 16, 18, 19, 20]
     """
     places = [0.0, 0.22]
     while places[-1] < 1:
         places.append(places[-1] + max(places[-1] - places[-2] - 0.03, 0.06))
-    return sorted({math.ceil(place * steps) for place in places if 0 < place <= 1} | {steps})
+    return sorted({math.ceil(round(place * steps, 9)) for place in places if 0 < place <= 1} | {steps})
 
 
 def auto_pgd(search: Search) -> None:

@@ -13,7 +13,10 @@ from torch import Tensor
 class Ball(Protocol):
     """A ball around 0 in whitened coordinates."""
 
-    radius: float
+    @property
+    def radius(self) -> float:
+        """The radius."""
+        ...
 
     def project_(self, z: Tensor) -> Tensor:
         """The nearest point of the ball, in place."""
@@ -39,13 +42,17 @@ class EuclideanBall:
     radius: float
 
     def project_(self, z: Tensor) -> Tensor:
+        """Scaled back to the sphere, in place."""
         norm = float(torch.linalg.vector_norm(z))
         return z.mul_(self.radius / norm) if norm > self.radius else z
 
     def steepest(self, gradient: Tensor) -> Tensor:
-        return gradient / torch.linalg.vector_norm(gradient).clamp_min(torch.finfo(gradient.dtype).tiny)
+        """The normalized gradient."""
+        size: Tensor = torch.linalg.vector_norm(gradient).clamp_min(torch.finfo(gradient.dtype).tiny)
+        return gradient / size
 
     def extreme(self, gradient: Tensor) -> Tensor:
+        """The point of the sphere along the gradient."""
         return self.steepest(gradient).mul_(self.radius)
 
     def on_boundary(self, z: Tensor) -> bool:
@@ -72,12 +79,15 @@ class Box:
     radius: float
 
     def project_(self, z: Tensor) -> Tensor:
+        """Each coordinate clamped, in place."""
         return z.clamp_(-self.radius, self.radius)
 
     def steepest(self, gradient: Tensor) -> Tensor:
+        """The signs of the gradient."""
         return torch.sign(gradient)
 
     def extreme(self, gradient: Tensor) -> Tensor:
+        """The corner along the gradient."""
         return torch.sign(gradient).mul_(self.radius)
 
     def residual(self, z: Tensor, gradient: Tensor) -> float:

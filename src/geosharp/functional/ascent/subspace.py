@@ -7,6 +7,7 @@ one product of the basis with the new gradient, one combination for the new poin
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -81,7 +82,7 @@ class Memory:
             s, y = 2 * slot, 2 * slot + 1
             d[s] += alpha - (gram[y] @ d) / gram[s, y]
         d[self.Z] -= (gram[self.Z] @ d) / gram[self.Z, self.Z]
-        return Step(d, float(np.sqrt(max(d @ gram @ d, 0.0))), float(gram[self.T] @ d))
+        return Step(d, math.sqrt(max(float(d @ gram @ d), 0.0)), float(gram[self.T] @ d))
 
     def move(self, step: Step, share: float, out: Tensor) -> Tensor:
         """The point of the sphere above z + share·direction, written into `out`."""
@@ -104,7 +105,7 @@ class Memory:
         self.rows[y].sub_(self.rows[self.T])
         self._update_gram(s, y)
         inner, square = self.gram[s, y], self.gram[y, y]
-        if inner > 1e-10 * np.sqrt(max(self.gram[s, s] * square, 0.0)):
+        if square > 0 and inner > 1e-10 * np.sqrt(max(self.gram[s, s] * square, 0.0)):
             self.order.append(slot)
             self.scale = inner / square
         else:

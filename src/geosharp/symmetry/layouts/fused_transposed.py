@@ -20,6 +20,7 @@ def fused_transposed(name: str, module: nn.Module) -> AttentionSite | None:
     if heads is None or not (_is_transposed_linear(fused) and _is_transposed_linear(output)):
         return None
     assert isinstance(fused, nn.Module)
+    assert isinstance(fused.weight, Tensor)
     embed, columns = fused.weight.shape
     if columns != 3 * embed or embed % heads:
         return None
