@@ -12,7 +12,7 @@ from torch import Tensor
 
 from geosharp import batches as data
 from geosharp.batches import Batch
-from geosharp.errors import SymmetryError
+from geosharp.errors import RankError, SymmetryError
 from geosharp.functional.pulled_back import PulledBack
 from geosharp.geometry.build import Geometry, build_chart
 from geosharp.geometry.chart import Chart
