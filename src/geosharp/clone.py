@@ -92,7 +92,7 @@ def _overlap(model: nn.Module, other: str, parameter: Tensor) -> bool:
 
 def install(clone: nn.Module, tensors: Mapping[str, Tensor], alias: Mapping[str, str], dtype: torch.dtype) -> None:
     """Give the clone these weights (shared, not trainable), tied names one tensor, and buffers in the compute dtype."""
-    owners = dict(clone.named_modules())
+    owners = dict(clone.named_modules(remove_duplicate=False))  # a shared module is found under each of its names
     made = {name: nn.Parameter(tensor, requires_grad=False) for name, tensor in tensors.items()}
     for name in (*tensors, *alias):
         owner, _, leaf = name.rpartition(".")

@@ -80,15 +80,16 @@ class Stack:
         return count * h * h * (2 if self.frame.left.is_complex() else 1)
 
     def matrices(self, z_left: Tensor, z_right: Tensor) -> tuple[Tensor, Tensor]:
-        """Real pieces as (complex) stacks."""
+        """Real pieces as (complex) stacks: real parts, then imaginary parts, so that a piece may lie anywhere in a flat vector."""
         if self.frame.left.is_complex():
-            return torch.view_as_complex(z_left.unflatten(-1, (-1, 2))), torch.view_as_complex(z_right.unflatten(-1, (-1, 2)))
+            left, right = (torch.complex(*piece.chunk(2, -1)) for piece in (z_left, z_right))
+            return left, right
         return z_left, z_right
 
     def pieces(self, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
         """The inverse of `matrices`."""
         if left.is_complex():
-            return torch.view_as_real(left).flatten(-2), torch.view_as_real(right).flatten(-2)
+            return torch.cat([left.real, left.imag], -1), torch.cat([right.real, right.imag], -1)
         return left, right
 
     def shapes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -277,7 +278,7 @@ class Chart:
             if entry.scale is None:
                 point.append(value)
             elif inverse:
-                point.append(torch.where(entry.scale > 0, value / entry.scale, torch.zeros_like(value)))
+                point.append(torch.where(entry.scale != 0, value / entry.scale, torch.zeros_like(value)))
             else:
                 point.append(value * entry.scale)
         for stack in self.stacks:

@@ -1,7 +1,10 @@
 """Element-wise coordinates: everything that is not in a product block (math.md 4).
 
 Three instances: the identity metric (standard sharpness), diag(1/w²) with the straight path (adaptive sharpness), and
-diag(1/w²) with its own geodesic w·exp(sign(w)·z). A weight that is exactly 0 never moves under diag(1/w²).
+diag(1/w²) with its own geodesic w·exp(z). A weight that is exactly 0 never moves under diag(1/w²).
+
+Under diag(1/w²) the lift is w⊙z, with the sign: the same balls as |w|⊙z, and coordinates (so fixed random probes too) that
+stay what they are when a GL(1) symmetry flips the sign of a weight.
 """
 
 from __future__ import annotations
@@ -16,11 +19,10 @@ ElementwisePath = Literal["straight", "second-order", "exact"]
 
 
 def scale_of(weight: Tensor, metric: ElementwiseMetric, free: Tensor | None) -> Tensor | None:
-    """The factor of `lift`: 1 (returned as None) or |w|, and 0 where `free` is False."""
+    """The factor of `lift`: 1 (returned as None) or w, and 0 where `free` is False."""
     if metric == "identity":
         return None if free is None else free.to(weight.dtype)
-    scale = weight.abs()
-    return scale if free is None else scale * free
+    return weight if free is None else weight * free
 
 
 def walk(
@@ -31,10 +33,7 @@ def walk(
         return torch.add(weight, z, out=out)
     if metric == "identity" or path == "straight":
         return torch.addcmul(weight, scale, z, out=out)
-    if path == "second-order":
-        moved = weight + scale * z + 0.5 * _where_free(weight, scale) * z * z
-    else:
-        moved = weight + _where_free(weight, scale) * torch.expm1(torch.sign(weight) * z)
+    moved = weight + scale * (z + 0.5 * z * z if path == "second-order" else torch.expm1(z))
     return moved if out is None else out.copy_(moved)
 
 
@@ -44,12 +43,7 @@ def pull_back(
     """The gradient in z, written into `out`: the gradient in the weights times the derivative of `walk`."""
     if scale is None:
         return out.copy_(gradient)
+    torch.mul(gradient, scale, out=out)
     if metric == "identity" or path == "straight":
-        return torch.mul(gradient, scale, out=out)
-    if path == "second-order":
-        return torch.mul(gradient, scale + _where_free(weight, scale) * z, out=out)
-    return torch.mul(gradient, scale * torch.exp(torch.sign(weight) * z), out=out)
-
-
-def _where_free(weight: Tensor, scale: Tensor) -> Tensor:
-    return torch.where(scale > 0, weight, torch.zeros_like(weight))
+        return out
+    return out.mul_(1 + z if path == "second-order" else torch.exp(z))

@@ -115,6 +115,11 @@ class Factors:
         if self.group == "positive":
             return torch.diag_embed(log_singular.exp())
         first, second = (torch.linalg.qr(torch.randn(copies, width, width, generator=generator, dtype=kind))[0] for _ in range(2))
+        if not self.is_complex:
+            # GL(h) has two components over the reals, and a claim is about both: copies take turns, from det < 0 on.
+            first = first.clone()
+            wanted = 1.0 - 2.0 * (torch.arange(copies) % 2 == 0)
+            first[:, :, 0] *= (wanted * torch.linalg.det(first).sign() * torch.linalg.det(second).sign()).unsqueeze(-1)
         element: Tensor = first @ (log_singular.exp().unsqueeze(-1) * second)
         return element
 

@@ -25,6 +25,12 @@ DRIFT_TO_CONTROL = 1e-3
 NO_EFFECT = 1e-7
 """A one-sided move with less than this part of the largest block's effect cannot be told from none."""
 
+BAND = 10.0
+"""Blocks are judged together when their effects are within this factor."""
+
+ROUNDING = 100.0
+"""Outputs that move by this many units of the last place may have moved by rounding alone."""
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -58,30 +64,43 @@ def verify_blocks(outputs: Outputs, values: dict[str, Tensor], blocks: Sequence[
         else:
             reason = "a one-sided move does not change the outputs on this batch, so nothing was shown"
             verdicts[index] = Verdict(blocks[index], "undecidable", 0.0, 0.0, reason)
-    _bisect(trial, decidable, verdicts)
+    for band in _bands(decidable, trial.effects):
+        _bisect(trial, band, verdicts)
     return tuple(verdicts[index] for index in range(len(blocks)))
 
 
+def _bands(indices: Sequence[int], effects: Sequence[float]) -> list[list[int]]:
+    """Blocks of like effect together: a false claim that matters little must not hide behind one that matters much."""
+    bands: list[list[int]] = []
+    for index in sorted(indices, key=lambda i: -effects[i]):
+        if bands and effects[index] > effects[bands[-1][0]] / BAND:
+            bands[-1].append(index)
+        else:
+            bands.append([index])
+    return bands
+
+
 def _bisect(trial: _Trial, indices: list[int], verdicts: dict[int, Verdict]) -> None:
-    if not indices:
-        return
     drift = trial.change(indices, one_sided=False)
     control = trial.change(indices, one_sided=True)
-    # A single false claim hides among n true ones behind their joint control; n controls add up like √n.
-    allowed = DRIFT_TO_CONTROL * control / math.sqrt(len(indices))
-    if drift <= allowed:
+    if drift <= DRIFT_TO_CONTROL * control * trial.least_share(indices):
         for index in indices:
             verdicts[index] = Verdict(trial.blocks[index], "verified", drift, control)
-    elif len(indices) == 1:
-        reason = (
-            f"outputs drift by {drift:.1e} under the group and {control:.1e} under the one-sided control; "
-            f"a symmetry drifts by at most {DRIFT_TO_CONTROL:g} of the control"
-        )
-        verdicts[indices[0]] = Verdict(trial.blocks[indices[0]], "refused", drift, control, reason)
-    else:
+    elif len(indices) > 1:
         half = len(indices) // 2
         _bisect(trial, indices[:half], verdicts)
         _bisect(trial, indices[half:], verdicts)
+    else:
+        verdicts[indices[0]] = _alone(trial, indices[0], drift, control)
+
+
+def _alone(trial: _Trial, index: int, drift: float, control: float) -> Verdict:
+    moved = f"outputs drift by {drift:.1e} under the group and {control:.1e} under the one-sided control"
+    if drift <= trial.rounding and control * DRIFT_TO_CONTROL <= trial.rounding:
+        reason = f"{moved}: the control is too weak on this batch to tell a symmetry from rounding (try dtype=torch.float64)"
+        return Verdict(trial.blocks[index], "undecidable", drift, control, reason)
+    reason = f"{moved}; a symmetry drifts by at most {DRIFT_TO_CONTROL:g} of the control"
+    return Verdict(trial.blocks[index], "refused", drift, control, reason)
 
 
 class _Trial:
@@ -93,6 +112,12 @@ class _Trial:
         self.elements = [block.random_element(values, generator) for block in blocks]
         self.effects, self.reference = self._first_order_effects(generator)
         self.scale = max(float(self.reference.norm()), torch.finfo(self.reference.dtype).tiny)
+        self.rounding = ROUNDING * torch.finfo(self.reference.dtype).eps
+
+    def least_share(self, indices: Sequence[int]) -> float:
+        """The part of a joint control that the least of these blocks has: controls of different blocks add up like √n."""
+        effects = [self.effects[index] for index in indices]
+        return min(effects) / math.sqrt(math.fsum(effect**2 for effect in effects))
 
     def _first_order_effects(self, generator: torch.Generator) -> tuple[list[float], Tensor]:
         """|⟨∇⟨r, f⟩, one-sided move⟩| a block, r random: one backward pass judges every control."""
