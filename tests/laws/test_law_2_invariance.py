@@ -173,7 +173,7 @@ def shifted(name: str, which: str, size: float = 2.0) -> nn.Module:
     values = {n: p.data for n, p in twin.named_parameters()}
     for block in (b for blocks in kind.blocks(twin).values() for b in blocks):
         if isinstance(block, Translation) and block.kind == which:
-            block.shift(values, size * block.random_element(values, torch.Generator().manual_seed(0)))
+            block.act(values, size * block.random_element(values, torch.Generator().manual_seed(0)))
     assert float((kind.outputs(twin) - kind.outputs(kind.model())).abs().max()) < 1e-12
     return twin
 

@@ -148,7 +148,8 @@ class Translation:
     """A bias the function does not see, alone or together with another: (b + c, into - through · c).
 
     `control` is something that feels the same shift (for a key bias: the query bias); by default the compensation is
-    left out.
+    left out. `beside` and `control_beside` are the weights these biases are added to the products of: they say how large
+    a shift has to be to matter, in whatever gauge the weights are written.
     """
 
     name: str
@@ -156,6 +157,8 @@ class Translation:
     through: View | None = None
     into: View | None = None
     control: View | None = None
+    beside: View | None = None
+    control_beside: View | None = None
     kind: str = "translation"
 
     def __post_init__(self) -> None:
@@ -173,10 +176,11 @@ class Translation:
         return tuple(dict.fromkeys(view.parameter for view in self.views))
 
     def random_element(self, values: Mapping[str, Tensor], generator: torch.Generator, spread: float = 2.0) -> Tensor:
-        """A shift of the size of the weights around it, per entry."""
-        bias = read(values, self.shifted)
-        size = bias.detach().abs().double().max().clamp_min(1.0).item()
-        return size * torch.randn(bias.shape, generator=generator, dtype=torch.float64)
+        """A random shift, and below it one for the control: what the weights make of a Gaussian input."""
+        shifts = [_natural_shift(values, self.shifted, self.beside, generator)]
+        if self.control is not None:
+            shifts.append(_natural_shift(values, self.control, self.control_beside, generator))
+        return torch.cat(shifts, dim=1)
 
     def shift(self, values: Mapping[str, Tensor], element: Tensor, *, compensate: bool = True) -> None:
         """Move the bias by `element`, in place, and what compensates it."""
@@ -191,11 +195,12 @@ class Translation:
 
     def act(self, values: Mapping[str, Tensor], element: Tensor, *, one_sided: bool = False) -> None:
         """The shift in place; the control leaves out the compensation, or shifts what feels it."""
+        rows = read(values, self.shifted).shape[1]
         if one_sided and self.control is not None:
             felt = read(values, self.control)
-            felt.copy_((felt.double() + element.to(felt.device)).to(felt.dtype))
+            felt.copy_((felt.double() + element[:, rows:].to(felt.device)).to(felt.dtype))
             return
-        self.shift(values, element, compensate=not one_sided)
+        self.shift(values, element[:, :rows], compensate=not one_sided)
 
     def remove(self, values: Mapping[str, Tensor]) -> Tensor:
         """Move to the representative with zero bias, in place; returns the bias that was there."""
@@ -210,6 +215,15 @@ class Translation:
         return f"R^{bias.shape[1] * bias.shape[2]}", bias.shape[0], bias.numel()
 
 
+def _natural_shift(values: Mapping[str, Tensor], bias: View, beside: View | None, generator: torch.Generator) -> Tensor:
+    """N · weights, N Gaussian, so it changes with the weights' gauge; of the size of the bias where no weights are known."""
+    if beside is None:
+        size = read(values, bias).detach().abs().double().max().clamp_min(1.0).item()
+        return size * torch.randn(read(values, bias).shape, generator=generator, dtype=torch.float64)
+    weights = read(values, beside).detach().double().cpu()
+    return torch.randn(weights.shape[0], 1, weights.shape[1], generator=generator, dtype=torch.float64) @ weights
+
+
 Block = Factors | Translation
 
 
@@ -222,7 +236,7 @@ def rename(block: Block, alias: Mapping[str, str]) -> Block:
             tuple(view.renamed(alias) for view in side) for side in (block.left, block.right, block.left_carried, block.right_carried)
         )
         return dataclasses.replace(block, left=left, right=right, left_carried=left_carried, right_carried=right_carried)
-    names = ("shifted", "through", "into", "control")
+    names = ("shifted", "through", "into", "control", "beside", "control_beside")
     return dataclasses.replace(block, **{name: view and view.renamed(alias) for name in names if (view := getattr(block, name))})
 
 

@@ -55,13 +55,13 @@ def blocks_of_site(site: AttentionSite, *, translations: bool, is_coordinate: Ca
     if drop_key and site.key.bias is not None:
         control = site.query.bias if site.query.bias is not None else None
         if control is not None:
-            blocks.append(Translation(f"{site.name}.key_bias", site.key.bias, control=control, kind="key bias"))
+            beside = {"beside": site.key.weight, "control_beside": site.query.weight}
+            blocks.append(Translation(f"{site.name}.key_bias", site.key.bias, control=control, **beside, kind="key bias"))
         else:
             drop_key = False  # nothing that could serve as a control: not provable, so not used
     if drop_value and site.value.bias is not None:
-        blocks.append(
-            Translation(f"{site.name}.value_bias", site.value.bias, through=site.output, into=site.output_bias, kind="value bias")
-        )
+        flow = {"through": site.output, "into": site.output_bias, "beside": site.value.weight}
+        blocks.append(Translation(f"{site.name}.value_bias", site.value.bias, **flow, kind="value bias"))
     if site.query_key_is_free:
         blocks.append(_factors(f"{site.name}.query_key", "query-key", site.query, site.key, drop_key))
     value, carried = _sides(site.value, drop_value)
