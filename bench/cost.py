@@ -12,22 +12,15 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
 import torch
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests"))
-sys.path.insert(0, str(ROOT / "bench"))
-
-from machine import describe_machine  # noqa: E402
-
-import geosharp as gs  # noqa: E402
-from geosharp.session import forget_verifications  # noqa: E402
-from real_text import minilm, text_batch  # noqa: E402
+import geosharp as gs
+from bench.machine import Report
+from geosharp.session import forget_verifications
+from real_text import minilm, text_batch
 
 CASES = (  # measure, radius, options
     ("geodesic-inv", 0.1, {}),
@@ -48,43 +41,41 @@ def seconds(call: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def main() -> None:
-    """Print the table, and save it with --save."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def main(arguments: Sequence[str]) -> int:
+    """Print the table."""
+    parser = argparse.ArgumentParser(prog="./run bench cost", description=__doc__)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--save", action="store_true")
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    lines = [describe_machine(), f"threads {arguments.threads}, repeats {arguments.repeats}, MiniLM 22.7 M parameters, batch 32 x 64", ""]
-    lines.append(f"{'measure':22s} {'rho':>5s} {'options':>34s} {'evals':>6s} {'s/eval':>7s} {'plain':>7s} {'ratio':>6s}  outcome")
+    parser.add_argument("--save", action="store_true", help="write bench/results/cost.txt")
+    chosen = parser.parse_args(arguments)
+    torch.set_num_threads(chosen.threads)
+    report = Report("cost", "./run bench cost")
+    report.say(f"MiniLM, 22.7 M parameters, batch 32 x 64 tokens, float32; medians of {chosen.repeats} repeats\n")
+    report.say(f"{'measure':22s} {'rho':>5s} {'options':>34s} {'evals':>6s} {'s/eval':>7s} {'plain':>7s} {'ratio':>6s}  outcome")
     model, batch = minilm(), text_batch()
-    # A trained model has every .grad allocated once; so has the plain pass here.
-    plain = lambda: model(**batch).loss.backward()  # noqa: E731
+
+    def plain() -> None:
+        # A model in training has every .grad allocated; so it has here from the second pass on.
+        model(**batch).loss.backward()
+
     for _ in range(3):
         plain()
     for measure, rho, options in CASES:
-        ratios, per_evaluation, reference = [], [], []
-        for _ in range(arguments.repeats):
-            before = [seconds(plain) for _ in range(3)]
+        spent, base, found = [], [], None
+        for _ in range(chosen.repeats):
+            around = [seconds(plain) for _ in range(3)]
             forget_verifications()
             started = time.perf_counter()
             found = gs.sharpness(model, [batch], measure, rho=rho, **options)
-            spent = (time.perf_counter() - started) / found.evaluations
-            base = statistics.median([*before, *(seconds(plain) for _ in range(3))])
-            ratios.append(spent / base)
-            per_evaluation.append(spent)
-            reference.append(base)
+            spent.append((time.perf_counter() - started) / found.evaluations)
+            base.append(statistics.median([*around, *(seconds(plain) for _ in range(3))]))
+        assert found is not None
         text = ", ".join(f"{key}={value}" for key, value in options.items()) or "defaults"
-        lines.append(
-            f"{measure:22s} {rho:5.2f} {text:>34s} {found.evaluations:6d} {statistics.median(per_evaluation):7.3f} "
-            f"{statistics.median(reference):7.3f} {statistics.median(ratios):6.3f}  {found.outcome}"
+        ratio = statistics.median(one / other for one, other in zip(spent, base, strict=True))
+        report.say(
+            f"{measure:22s} {rho:5.2f} {text:>34s} {found.evaluations:6d} {statistics.median(spent):7.3f} "
+            f"{statistics.median(base):7.3f} {ratio:6.3f}  {found.outcome}"
         )
-        print(lines[-1], flush=True)
-    if arguments.save:
-        (ROOT / "bench" / "results").mkdir(exist_ok=True)
-        (ROOT / "bench" / "results" / "cost.txt").write_text("\n".join(lines) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+    if chosen.save:
+        report.save()
+    return 0

@@ -1,19 +1,52 @@
-"""One line about the machine, for results that are committed."""
+"""One line about the machine, and the file of results that is committed."""
 
 from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
+import geosharp as gs
+from bench import RESULTS
+
 
 def describe_machine() -> str:
-    """Processor, cores, Python and torch."""
+    """Processor, cores, threads, versions."""
     cpu = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
         names = [line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")]
         cpu = names[0] if names else cpu
-    return f"{cpu}, {os.cpu_count()} cores, Python {platform.python_version()}, torch {torch.__version__}"
+    threads = f"{os.cpu_count()} cores, {torch.get_num_threads()} used"
+    return f"{cpu}, {threads}, Python {platform.python_version()}, torch {torch.__version__}, geosharp {gs.__version__}"
+
+
+class Report:
+    """Lines that are printed as they come and saved together."""
+
+    def __init__(self, name: str, command: str) -> None:
+        self.path = RESULTS / f"{name}.txt"
+        self.lines: list[str] = []
+        self.say(f"{command}\n{describe_machine()}\n")
+
+    def say(self, text: str) -> None:
+        """Print and keep."""
+        self.lines.append(text)
+        print(text, flush=True)
+
+    def table(self, rows: Sequence[Sequence[str]]) -> None:
+        """Columns as wide as their widest cell, the first one to the left."""
+        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+        for row in rows:
+            first, *others = (
+                f"{cell:<{width}}" if i == 0 else f"{cell:>{width}}" for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+            )
+            self.say("  ".join([first, *others]))
+
+    def save(self) -> None:
+        """Write bench/results/NAME.txt."""
+        self.path.parent.mkdir(exist_ok=True)
+        self.path.write_text("\n".join(self.lines) + "\n")

@@ -1,10 +1,5 @@
 """How close the default worst-case solver comes to a slow, independent one, on small real models in float64.
 
-    python bench/worst_case_accuracy.py            the whole table and the checks (about 15 minutes on one core)
-    python bench/worst_case_accuracy.py --quick    three models, two radii
-    ... --save                                     also writes bench/results/worst_case_accuracy.txt
-    ... --cache FILE                               keep the slow solver's values between runs (they do not depend on geosharp)
-
 The oracle (tests/oracles/slow_solver.py) shares no code with the package. Every library value is a separate call with default
 arguments. Exit status 1 when a check fails.
 """
@@ -15,8 +10,6 @@ import argparse
 import contextlib
 import hashlib
 import json
-import platform
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -26,16 +19,14 @@ from typing import Any
 
 import torch
 
-ROOT = Path(__file__).resolve().parent.parent
-if str(ROOT / "tests") not in sys.path:
-    sys.path.insert(0, str(ROOT / "tests"))
-
-import geosharp as gs  # noqa: E402
-import zoo  # noqa: E402
-from geosharp.functional.ascent import SOLVERS  # noqa: E402
-from geosharp.functional.ascent.auto_pgd import auto_pgd  # noqa: E402
-from geosharp.functional.ascent.search import Search, SearchEnded  # noqa: E402
-from oracles.slow_solver import SlowObjective, slow_sweep  # noqa: E402
+import geosharp as gs
+import zoo
+from bench import ROOT
+from bench.machine import Report
+from geosharp.functional.ascent import SOLVERS
+from geosharp.functional.ascent.auto_pgd import auto_pgd
+from geosharp.functional.ascent.search import Search, SearchEnded
+from oracles.slow_solver import SlowObjective, slow_sweep
 
 RADII = {"inv": (0.05, 0.1, 0.2, 0.5, 1.0, 2.0), "mix": (0.1, 0.5)}
 QUICK_RADII = (0.1, 0.5)
@@ -238,52 +229,38 @@ def violations(entries: Sequence[Entry]) -> list[str]:
     return found
 
 
-def machine() -> str:
-    """What the numbers were made on, and with which solver."""
-    cpu = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        cpu = next((text.split(":")[1].strip() for text in info.read_text().splitlines() if text.startswith("model name")), cpu)
-    solver = hashlib.sha256(b"".join(path.read_bytes() for path in sorted((Path(gs.__file__).parent / "functional").rglob("*.py"))))
-    about = f"{torch.get_num_threads()} thread(s), torch {torch.__version__}, Python {platform.python_version()}, float64"
-    return f"{cpu}, {about}; geosharp {gs.__version__}, hash of src/geosharp/functional {solver.hexdigest()[:12]}"
+def solver_hash() -> str:
+    """Which solver the numbers were made with."""
+    sources = sorted((Path(gs.__file__).parent / "functional").rglob("*.py"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:12]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(arguments: Sequence[str]) -> int:
+    """Print the table and the checks."""
+    parser = argparse.ArgumentParser(prog="./run bench accuracy", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="three models, two radii")
-    parser.add_argument("--models", help="only models whose name contains this text")
+    parser.add_argument("--models", default="", help="only models whose name contains this text")
     parser.add_argument("--json", type=Path, help="write all entries as JSON")
-    parser.add_argument("--cache", type=Path, help="keep the slow solver's values in this file")
+    parser.add_argument("--cache", type=Path, help="keep the slow solver's values in this file (they do not depend on geosharp)")
     parser.add_argument("--save", action="store_true", help="write bench/results/worst_case_accuracy.txt")
     chosen = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    started, lines, entries = time.process_time(), [], []
+    started, entries = time.process_time(), []
     cache = json.loads(chosen.cache.read_text()) if chosen.cache and chosen.cache.exists() else {}
-
-    def say(text: str) -> None:
-        lines.append(text)
-        print(text, flush=True)
-
-    say(f"{machine()}\n\n{HEADER}")
-    for case in [case for case in (QUICK if chosen.quick else CASES) if (chosen.models or "") in case.name]:
+    report = Report("worst_case_accuracy", "./run bench accuracy")
+    report.say(f"float64, default arguments; hash of src/geosharp/functional {solver_hash()}\n\n{HEADER}")
+    for case in [case for case in (QUICK if chosen.quick else CASES) if chosen.models in case.name]:
         for metric in RADII:
             for entry in entries_of(case, metric, QUICK_RADII if chosen.quick else RADII[metric], cache):
                 entries.append(entry)
-                say(line(entry))
+                report.say(line(entry))
             if chosen.cache:
                 chosen.cache.write_text(json.dumps(cache))
     problems = violations(entries)
-    say("\n" + "\n".join(minima(entries)) + f"\n\n{len(problems)} failed checks" + "".join(f"\n  {text}" for text in problems))
-    say(f"{time.process_time() - started:.0f} s of one core")
+    report.say("\n" + "\n".join(minima(entries)) + f"\n\n{len(problems)} failed checks" + "".join(f"\n  {text}" for text in problems))
+    report.say(f"{time.process_time() - started:.0f} s of one core")
     if chosen.json:
         chosen.json.write_text(json.dumps([asdict(entry) | {"ratio": entry.ratio} for entry in entries], indent=1))
     if chosen.save:
-        (ROOT / "bench" / "results").mkdir(exist_ok=True)
-        (ROOT / "bench" / "results" / "worst_case_accuracy.txt").write_text("\n".join(lines) + "\n")
+        report.save()
     return 1 if problems else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

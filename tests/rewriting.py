@@ -93,19 +93,13 @@ def radius_of(model: nn.Module, batch: Batch, measure: str) -> float:
     return FIRST_ORDER_RISE * value / float(torch.linalg.vector_norm(gradient))
 
 
-def lines(model: nn.Module, batch: Batch, rewritings: Mapping[str, Rewriting], measures: Sequence[str], **options: Any) -> Iterator[Line]:
-    """Every measure at its radius, before and after every rewriting."""
+def lines(
+    model: nn.Module, batch: Batch, rewritings: Mapping[str, Rewriting], measures: Sequence[str], *, symmetries: str = "all"
+) -> Iterator[Line]:
+    """Every measure at its radius, before and after every rewriting; few steps and samples, the same on both sides."""
 
     def measured(one: nn.Module, radii: Mapping[str, float | None]) -> dict[str, gs.Measurement]:
-        found = {}
-        for measure, rho in radii.items():
-            taken = {name: value for name, value in options.items() if name == "symmetries" or not measure.startswith(("average", "riem"))}
-            if measure.startswith("average"):
-                taken["samples"] = 4
-            if measure.startswith("adaptive"):
-                taken.pop("symmetries", None)
-            found[measure] = gs.sharpness(one, [batch], measure, **({} if rho is None else {"rho": rho}), **taken)
-        return found
+        return {measure: gs.sharpness(one, [batch], measure, **_options(measure, rho, symmetries)) for measure, rho in radii.items()}
 
     radii = {measure: None if "gradient-norm" in measure else radius_of(model, batch, measure) for measure in measures}
     before, outputs = measured(model, radii), _outputs(model, batch)
@@ -115,6 +109,11 @@ def lines(model: nn.Module, batch: Batch, rewritings: Mapping[str, Rewriting], m
         after = measured(twin, radii)
         for measure in measures:
             yield Line(name, measure, radii[measure], before[measure], after[measure], drift)
+
+
+def _options(measure: str, rho: float | None, symmetries: str) -> dict[str, Any]:
+    options: dict[str, Any] = {} if rho is None else {"rho": rho, **({"samples": 4} if "average" in measure else {"steps": 3})}
+    return options if measure.startswith("adaptive") else {**options, "symmetries": symmetries}
 
 
 def _outputs(model: nn.Module, batch: Batch) -> Tensor:
@@ -130,3 +129,4 @@ INVARIANT = (*GEODESIC, "riemannian-gradient-norm-inv", "riemannian-gradient-nor
 """Measures that claim every symmetry found."""
 GAUSSIAN = {f"A = {scale:g} G": gaussian(scale) for scale in (0.01, 1.0, 100.0)}
 SHIFTS = {"b_k shifted": shifted("key bias"), "b_v, b_o shifted": shifted("value bias")}
+REWRITINGS = {**GAUSSIAN, **SHIFTS}

@@ -104,7 +104,7 @@ def test_the_blocks_of_an_attention_layer_are_all_of_its_symmetries() -> None:
 
     def outputs(values: dict[str, Tensor]) -> Tensor:
         own = {name.removeprefix("self."): value for name, value in values.items() if name.startswith("self.")}
-        mixed = torch.func.functional_call(getattr(attention, "self"), own, (hidden,))[0]
+        mixed = torch.func.functional_call(attention.self, own, (hidden,))[0]
         return torch.nn.functional.linear(mixed, values["output.dense.weight"], values["output.dense.bias"]).reshape(-1)
 
     with sdpa_kernel(SDPBackend.MATH):
@@ -205,7 +205,9 @@ FALSE: dict[str, tuple[Any, Any, Any]] = {
     "GL(1), signs included, on ReLU neurons": (
         lambda: plain.seeded(plain.Perceptron), VECTORS, plain.neuron_block("linear", "false one"),
     ),
-    "a missing conjugate": (lambda: plain.seeded(plain.RotaryAttention), SEQUENCES, plain.rotary_block(conjugate_key=True, name="false one")),
+    "a missing conjugate": (
+        lambda: plain.seeded(plain.RotaryAttention), SEQUENCES, plain.rotary_block(conjugate_key=True, name="false one"),
+    ),
     "GL(4) under rotary positions": (lambda: plain.seeded(plain.RotaryAttention), SEQUENCES, product_of("query", "key")),
     "key bias under rotary positions": (lambda: plain.seeded(plain.RotaryAttention), SEQUENCES, unheard_key_bias_of_rotary()),
     "GL(4) across a norm": (lambda: plain.seeded(NormBetween), SEQUENCES, product_of("query", "key")),

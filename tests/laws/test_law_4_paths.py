@@ -126,7 +126,8 @@ def test_the_error_of_a_path_has_the_slope_of_its_order(name: str, metric: str, 
     errors = []
     for factor in (1.0, 2.0, 4.0):
         (blocks, rest), (ends, exact_rest) = ends_of(F, factor * z, metric), ends_of(exact, factor * z, metric)
-        error = sum(float((a - b).abs().square().sum()) for ours, theirs in zip(blocks, ends, strict=True) for a, b in zip(ours, theirs))
+        apart = [a - b for ours, theirs in zip(blocks, ends, strict=True) for a, b in zip(ours, theirs, strict=True)]
+        error = sum(float(difference.abs().square().sum()) for difference in apart)
         errors.append((error**0.5, float((rest - exact_rest).norm())))
     slopes = torch.tensor(errors, dtype=torch.float64).log2().diff(dim=0)
     assert (slopes - order).abs().max() < 0.2, slopes

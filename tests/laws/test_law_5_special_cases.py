@@ -91,8 +91,9 @@ class Naive:
         return cross_entropy(torch.func.functional_call(self.model, state, (self.batch[0],)), self.batch[1])
 
     def worst(self, rho: float, scale: Tensor, norm: str, steps: int = 400) -> float:
-        """Fixed-point steps z ← ρ ∇/‖∇‖ (or ρ sign ∇), damped, and ever more where the maximum is on a kink of ReLU: at these
-        radii they converge to the only maximum.
+        """Fixed-point steps z ← ρ ∇/‖∇‖ (or ρ sign ∇), damped, ever more where the maximum is on a kink of ReLU.
+
+        At these radii they converge to the only maximum.
         """
         z = torch.zeros_like(self.weights)
         best = base = float(self.loss(self.weights).detach())
