@@ -254,14 +254,22 @@ def random_starts(F: SlowObjective, rho: float, count: int, seed: int) -> Iterat
         yield direction * (rho * (0.5 + 0.5 * number / max(count - 1, 1)) / F.norm(direction))
 
 
+def mirrored(F: SlowObjective, xi: Tensor) -> Tensor:
+    """The other side of every direction at right angles to the gradient at 0: large curvature raises the loss on both."""
+    uphill = F.value_and_gradient(F.zero())[1]
+    return uphill * (2 * F.inner(xi, uphill) / F.inner(uphill, uphill)) - xi
+
+
 def slow_worst_case(
     F: SlowObjective, rho: float, *, extra: Sequence[Tensor] = (), count: int = 4, steps: int = 120, polishing: int = 60,
     final: int = 400, seed: int = 0,
 ) -> SlowResult:  # fmt: skip
-    """The best increase of the loss on the ball from the zero start, the ladder, `extra` ones (of other radii) and random ones."""
+    """The best increase of the loss on the ball from zero, the ladder, one beyond, other radii, random ones, a mirror image."""
     before, base = F.evaluations, F.value(F.zero())
-    starts = [F.zero(), ladder(F, rho), *(F.in_ball(xi, rho) for xi in extra), *random_starts(F, rho, count, seed)]
+    starts = [F.zero(), ladder(F, rho), F.in_ball(ladder(F, 2 * rho), rho), *(F.in_ball(xi, rho) for xi in extra)]
+    starts += random_starts(F, rho, count, seed)
     climbs = [polish(F, rho, momentum_ascent(F, rho, start, steps), polishing) for start in starts]
+    climbs.append(polish(F, rho, momentum_ascent(F, rho, mirrored(F, climbs[0].xi), steps), polishing))
     ranked = sorted(climbs, key=lambda climb: climb.value)
     best = max((polish(F, rho, climb, final) for climb in ranked[-2:]), key=lambda climb: climb.value)
     found = tuple(climb.value - base for climb in climbs)

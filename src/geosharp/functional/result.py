@@ -34,7 +34,7 @@ class Options:
 
     rho: tuple[float, ...] = ()
     steps: int = 39
-    tolerance: float = 1e-2
+    tolerance: float = 3e-3
     restarts: int = 0
     solver: str = "default"
     samples: int = 50

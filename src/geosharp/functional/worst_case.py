@@ -1,7 +1,7 @@
 """max over the ball of F(z) - F(0): worst-case sharpness.
 
-`stationary` is a first-order statement about the best point found, not a claim that it is the global maximum: several
-local maxima exist at larger radii, and `restarts` shows their spread.
+`stationary` says that the search ended by itself at a point with a residual below the tolerance: a first-order statement,
+not a claim that it is the global maximum. Several local maxima exist at larger radii, and `restarts` shows their spread.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class WorstCase:
         results, start, failure = [], center, ""
         for radius in options.rho:
             if failure:  # a larger ball contains the point at which the smaller one's search failed
-                search = Search(F, self.ball(radius), start.copy(), 0, options.tolerance, failure=failure)
+                search = Search(F, self.ball(radius), start.copy(), center.gradient, 0, options.tolerance, failure=failure)
                 others: tuple[float, ...] = ()
             else:
                 search, others = self._climb(F, center, start, radius, options)
@@ -60,12 +60,12 @@ class WorstCase:
         return results
 
     def _climb(self, F: PulledBack, center: Found, start: Found, radius: float, options: Options) -> tuple[Search, tuple[float, ...]]:
-        search = Search(F, self.ball(radius), start.copy(), options.steps, options.tolerance)
+        search = Search(F, self.ball(radius), start.copy(), center.gradient, options.steps, options.tolerance)
         _solve(search, options)
         values = [search.best.value - center.value]
         generator = torch.Generator().manual_seed(options.seed)
         for _ in range(options.restarts):
-            other = Search(F, self.ball(radius), center.copy(), options.steps, options.tolerance)
+            other = Search(F, self.ball(radius), center.copy(), center.gradient, options.steps, options.tolerance)
             _solve(other, options, first=search.ball.project_(_random_point(F, radius, self.norm, generator)))
             values.append(other.best.value - center.value)
             if other.best.value > search.best.value:
@@ -82,7 +82,7 @@ class WorstCase:
             base_loss=base,
             outcome=_outcome(search, value, options.noise),
             rho=radius,
-            residual=search.best_residual,
+            residual=search.best.residual,
             noise=options.noise,
             restart_values=others,
             trace=tuple((best - base, residual) for best, residual in search.trace),
@@ -100,6 +100,7 @@ def _solve(search: Search, options: Options, first: Tensor | None = None) -> Non
         elif not bool(search.best.z.any()) and _is_critical(search, options.noise):
             _leave_critical_point(search, options.seed)
         SOLVERS[options.solver](search)
+        search.ended_by_itself = True
     except SearchEnded:
         pass
 
@@ -145,4 +146,4 @@ def _outcome(search: Search, value: float, noise: float) -> str:
         return search.failure
     if value <= noise:
         return "below-resolution"
-    return "stationary" if search.stationary else "budget"
+    return "stationary" if search.stationary and search.ended_by_itself else "budget"

@@ -20,10 +20,11 @@ class Found:
     z: Tensor
     value: float
     gradient: Tensor
+    residual: float = 1.0
 
     def copy(self) -> Found:
         """The same on memory of its own."""
-        return Found(self.z.clone(), self.value, self.gradient.clone())
+        return Found(self.z.clone(), self.value, self.gradient.clone(), self.residual)
 
 
 class SearchEnded(Exception):
@@ -34,46 +35,59 @@ class SearchEnded(Exception):
 class Search:
     """One ascent: from `best` (evaluated already, on memory of its own) with at most `budget` further evaluations.
 
-    A solver calls `evaluate` and may stop by returning. `best` only ever improves.
+    A solver calls `evaluate` and `look`, and may stop by returning. `best` only ever improves.
     """
 
     F: PulledBack
     ball: Ball
     best: Found
+    uphill: Tensor
+    """∇F(0)."""
     budget: int
     tolerance: float
     failure: str = ""
-    best_residual: float = 1.0
+    ended_by_itself: bool = False
+    """Whether the solver returned with nothing left to try, rather than with the budget."""
     trace: list[tuple[float, float]] = field(default_factory=list)
-    """(best value so far, residual of the point just evaluated), one entry an evaluation."""
+    """(best value so far, residual of the point just evaluated or 1 for a look), one entry an evaluation."""
 
     def __post_init__(self) -> None:
-        self.best_residual = self.ball.residual(self.best.z, self.best.gradient)
-        self.trace.append((self.best.value, self.best_residual))
+        self.best.residual = self.ball.residual(self.best.z, self.best.gradient)
+        self.trace.append((self.best.value, self.best.residual))
 
     def evaluate(self, z: Tensor, out: Tensor | None = None) -> Found:
         """F and its gradient at a feasible point; keeps the best; ends the search on failure or when it may stop."""
+        found = self._at(z, out)
+        if isinstance(found, str):
+            self.failure = found
+            raise SearchEnded
+        found.residual = self.ball.residual(z, found.gradient)
+        if found.value > self.best.value:
+            self.best.z.copy_(z)
+            self.best.gradient.copy_(found.gradient)
+            self.best.value, self.best.residual = found.value, found.residual
+        self.trace.append((self.best.value, found.residual))
+        return found
+
+    def look(self, z: Tensor) -> Tensor | None:
+        """The gradient at a point that may lie outside the ball; never the best, and nothing ends where F does."""
+        found = self._at(z, None)
+        self.trace.append((self.best.value, 1.0))
+        return None if isinstance(found, str) else found.gradient
+
+    def _at(self, z: Tensor, out: Tensor | None) -> Found | str:
         if self.budget <= 0:
             raise SearchEnded
         self.budget -= 1
         try:
             value, gradient = self.F.value_and_grad(z, out)
         except LeftManifold:
-            self.failure = "left-manifold"
-            raise SearchEnded from None
+            return "left-manifold"
         if not math.isfinite(value) or not bool(torch.isfinite(gradient.sum())):
-            self.failure = "diverged"
-            raise SearchEnded
-        found = Found(z, value, gradient)
-        residual = self.ball.residual(z, gradient)
-        if value > self.best.value:
-            self.best.z.copy_(z)
-            self.best.gradient.copy_(gradient)
-            self.best.value, self.best_residual = value, residual
-        self.trace.append((self.best.value, residual))
-        return found
+            return "diverged"
+        return Found(z, value, gradient)
 
     @property
     def stationary(self) -> bool:
         """Whether the best point satisfies the first-order conditions to the tolerance."""
-        return self.best_residual <= self.tolerance
+        return self.best.residual <= self.tolerance

@@ -1,11 +1,15 @@
-"""The default solver: a few long momentum steps to find a good basin, then L-BFGS on the sphere.
+"""The default solver: visit a few basins of the sphere, L-BFGS in each, and finish in the best.
 
-Local maxima at finite radius differ by which examples they break. Long steps hop between basins and converge slowly;
-L-BFGS converges fast to whatever maximum is near. docs/decisions/0002-solver.md has the comparison that chose this.
-When the gradient hardly turns between the centre and the sphere there is one basin, and the hops are skipped.
+Local maxima at finite radius differ by which examples they break and by the side of each direction of large curvature on
+which they lie. Three starts find most of what many random ones find: up the gradient in two steps; the mirror image of
+what that led to, about the gradient at the centre (the other side of every curved direction); and the direction that a
+ball of twice the radius prefers. docs/decisions/0002-solver.md has the comparison that chose them.
+When the gradient hardly turns between the centre and the sphere there is one basin, and the others are not looked for.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -15,12 +19,13 @@ from geosharp.functional.ascent.ball import EuclideanBall
 from geosharp.functional.ascent.search import Found, Search
 from geosharp.functional.ascent.subspace import Memory
 
-HOPS = 12
-HOP_LENGTH = 4.0
-"""Momentum steps of this many radii; found by comparison, see the decision note."""
-HOP_MOMENTUM = 0.75
 ONE_BASIN = 0.9
-"""Cosine between the gradients at the centre and at the first point on the sphere above which no hops are made."""
+"""Cosine between the gradients at the centre and at the first point on the sphere above which there is one basin."""
+VISIT = 9
+"""Evaluations in a basin before it is compared with the others."""
+UPHILL = (0.5,)
+BEYOND = (1 / 3, 2 / 3, 1.0, 1.5, 2.0)
+"""Radii, in radii of the ball, at which a start follows the gradient before it is put on the sphere."""
 LONGEST_STEP = 1.0
 """In radii."""
 
@@ -30,68 +35,92 @@ def explore_and_refine(search: Search) -> None:
     if not isinstance(search.ball, EuclideanBall):
         auto_pgd(search)
         return
-    start = search.best
-    on_sphere = start.z if bool(start.z.any()) else start.gradient
-    if not bool(on_sphere.any()):
+    warm = bool(search.best.z.any())
+    toward = search.best.z if warm else search.uphill
+    if not bool(toward.any()):
         return  # a critical centre, and nothing to follow
-    begin = start.copy()
-    current = search.evaluate(on_sphere * (search.ball.radius / _norm(on_sphere)))
-    if _cosine(begin.gradient, current.gradient) < ONE_BASIN:
-        current = _hop(search, begin, current)
-    if float(torch.dot(current.z, current.gradient)) >= 0:
-        _refine(search, current)
+    first = search.evaluate(_on_sphere(toward, search.ball.radius))
+    climber = _Climber(search, first)
+    if _cosine(search.uphill, first.gradient) >= ONE_BASIN:
+        climber.climb(first)
+    else:
+        _visit_basins(search, climber, first if warm else None)
     if not search.stationary:
         auto_pgd(search)
 
 
-def _norm(z: Tensor) -> float:
-    return float(torch.linalg.vector_norm(z))
+def _visit_basins(search: Search, climber: _Climber, start: Found | None) -> None:
+    start = start or _follow(search, UPHILL)
+    if start is not None:
+        found = climber.climb(start, VISIT)
+        climber.climb(search.evaluate(_mirrored(found.z, search.uphill)), VISIT)
+        climber.climb(search.best.copy())
+    beyond, known = _follow(search, BEYOND), search.best.value
+    if beyond is not None:
+        climber.climb(beyond, VISIT)
+        if search.best.value > known:
+            climber.climb(search.best.copy())
+
+
+def _follow(search: Search, radii: Sequence[float]) -> Found | None:
+    """The point of the sphere along the gradient at the end of a ladder of radii; nothing where F ends on the way."""
+    direction = search.uphill
+    for share in radii:
+        seen = search.look(_on_sphere(direction, share * search.ball.radius))
+        if seen is None:
+            return None
+        direction = seen
+    return search.evaluate(_on_sphere(direction, search.ball.radius))
+
+
+def _mirrored(z: Tensor, axis: Tensor) -> Tensor:
+    """z turned half around an axis: the component along it stays, the rest changes its sign."""
+    square = float(torch.dot(axis, axis))
+    along = float(torch.dot(z, axis)) / square if square > 0 else 0.0
+    return torch.add(-z, axis, alpha=2 * along)
+
+
+def _on_sphere(direction: Tensor, radius: float) -> Tensor:
+    return direction * (radius / max(float(torch.linalg.vector_norm(direction)), torch.finfo(direction.dtype).tiny))
 
 
 def _cosine(a: Tensor, b: Tensor) -> float:
-    size = _norm(a) * _norm(b)
+    size = float(torch.linalg.vector_norm(a)) * float(torch.linalg.vector_norm(b))
     return float(torch.dot(a, b)) / size if size > 0 else 1.0
 
 
-def _hop(search: Search, previous: Found, current: Found) -> Found:
-    """Momentum steps that are long enough to leave a basin; returns the best point found on the sphere."""
-    radius = search.ball.radius
-    best = current.copy()
-    work = previous  # its memory is free once the first step is made
-    for _ in range(min(HOPS, search.budget // 2)):
-        # z + α(y - z) + (1-α)(z - z_prev) with y = z + η∇F/‖∇F‖ projected first; built in the memory of z_prev.
-        size = HOP_LENGTH * radius / max(_norm(current.gradient), 1e-300)
-        target = search.ball.project_(torch.add(current.z, current.gradient, alpha=size, out=work.gradient))
-        work.z.mul_(-(1 - HOP_MOMENTUM)).add_(current.z, alpha=2 * (1 - HOP_MOMENTUM)).add_(target, alpha=HOP_MOMENTUM)
-        search.ball.project_(work.z)
-        work, current = current, search.evaluate(work.z, work.gradient)
-        if current.value > best.value and search.ball.on_boundary(current.z):
-            best.z.copy_(current.z)
-            best.gradient.copy_(current.gradient)
-            best.value = current.value
-    return best
+class _Climber:
+    """L-BFGS on the sphere with backtracking; every climb reuses the memory of the one before."""
 
+    def __init__(self, search: Search, like: Found) -> None:
+        self.search = search
+        self.memory = Memory(like.z, search.ball.radius)
+        self.spare = Found(torch.empty_like(like.z), 0.0, torch.empty_like(like.z))
 
-def _refine(search: Search, current: Found) -> None:
-    """L-BFGS on the sphere with backtracking; ends when stationary, when F turns inwards, or with the budget."""
-    radius = search.ball.radius
-    memory = Memory(current.z, current.gradient, radius)
-    spare = Found(torch.empty_like(current.z), 0.0, torch.empty_like(current.z))
-    shrink = 1.0
-    while not (search.stationary and current.value >= search.best.value):
-        step = memory.ascent_step()
-        if step.length == 0.0 or shrink < 1e-6:
-            return
-        shrink = min(shrink, LONGEST_STEP * radius / step.length)
-        memory.move(step, shrink, out=spare.z)
-        trial = search.evaluate(spare.z, spare.gradient)
-        if trial.value < current.value:
-            shrink *= _backtrack(step.slope * shrink, trial.value - current.value)
-            continue
+    def climb(self, current: Found, limit: int | None = None) -> Found:
+        """The end of a climb from a point on the sphere.
+
+        It stops when stationary, where F turns inwards, after `limit` evaluations, or with the budget.
+        """
+        search, memory, left = self.search, self.memory, limit
+        memory.restart(current.z, current.gradient)
         shrink = 1.0
-        spare, current = current, trial
-        if memory.accept(current.z, current.gradient) < 0:
-            return
+        while current.residual > search.tolerance and left != 0:
+            step = memory.ascent_step()
+            if step.length == 0.0 or shrink < 1e-6:
+                break
+            shrink = min(shrink, LONGEST_STEP * memory.radius / step.length)
+            memory.move(step, shrink, out=self.spare.z)
+            trial = search.evaluate(self.spare.z, self.spare.gradient)
+            left = None if left is None else left - 1
+            if trial.value < current.value:
+                shrink *= _backtrack(step.slope * shrink, trial.value - current.value)
+                continue
+            shrink = 1.0
+            self.spare, current = current, trial
+            if memory.accept(current.z, current.gradient) < 0:
+                break
+        return current
 
 
 def _backtrack(expected: float, got: float) -> float:

@@ -33,20 +33,28 @@ class Step:
 class Memory:
     """Rows 0..2·PAIRS-1 hold steps and changes, the last two the point z and its tangent gradient t."""
 
-    def __init__(self, z: Tensor, gradient: Tensor, radius: float) -> None:
+    def __init__(self, like: Tensor, radius: float) -> None:
         self.radius = radius
-        self.rows = z.new_zeros((2 * PAIRS + 2, z.numel()))
+        self.rows = like.new_zeros((2 * PAIRS + 2, like.numel()))
         self.order: list[int] = []
         """Slots of the stored pairs, oldest first."""
         self.Z, self.T = 2 * PAIRS, 2 * PAIRS + 1
-        self.rows[self.Z].copy_(z)
-        along = self._set_tangent(z, gradient)
         self.gram: Numbers = np.zeros((len(self.rows), len(self.rows)))
-        self.gram[self.T] = self.gram[:, self.T] = self._products()
-        self.gram[self.Z, self.Z] = radius**2
         self.target: Numbers = np.zeros(len(self.rows))
         """The coefficients of the last point that `move` wrote."""
-        self.scale = radius**2 / along if along > 0 else radius / max(float(torch.linalg.vector_norm(gradient)), 1e-300)
+        self.scale = 0.0
+
+    def restart(self, z: Tensor, gradient: Tensor) -> None:
+        """Forget all pairs and stand at a point."""
+        self.order = []
+        self.rows[self.Z].copy_(z)
+        along = self._set_tangent(z, gradient)
+        # Old pairs keep their memory, and no direction is made of them: their products are not needed.
+        self.gram[:] = 0.0
+        self.gram[self.T] = self.gram[:, self.T] = self._products()
+        self.gram[self.Z, self.Z] = self.radius**2
+        radius, size = self.radius, float(torch.linalg.vector_norm(gradient))
+        self.scale = radius**2 / along if along > 0 else radius / max(size, 1e-300)
 
     def _set_tangent(self, z: Tensor, gradient: Tensor) -> float:
         along = float(torch.dot(z, gradient))
