@@ -203,7 +203,7 @@ def _train(recipe: Recipe, images: Tensor, labels: Tensor, steps: int, seed: int
     generator = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = ViTForImageClassification(config).train()
+        model: nn.Module = ViTForImageClassification(config).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.rate, weight_decay=recipe.weight_decay)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     for _ in range(steps):

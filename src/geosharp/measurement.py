@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 RECORD_VERSION = 1
 
 ADVICE: dict[str, str] = {
-    "stationary": "First-order stationary on the ball: the residual is below the tolerance. This is not a global maximum; "
-    "restarts= shows whether other maxima are higher.",
-    "budget": "The step budget ended before the residual reached the tolerance: the value is a lower bound. Raise steps=.",
+    "stationary": "The search ended by itself at a first-order stationary point of the ball: the residual is below the tolerance. "
+    "This need not be the global maximum; restarts= shows whether other maxima are higher.",
+    "budget": "The step budget ended before the search did: the value is a lower bound. Raise steps=.",
     "diverged": "The loss became non-finite on the way; the value is the best finite one. Lower rho or use dtype=float64.",
     "below-resolution": "The effect is under the measured noise floor of the loss: treat the value as zero. Raise rho or use "
     "dtype=float64.",
