@@ -1,16 +1,21 @@
-"""Watch a model and the process: what law 8 says must be bit-identical after any call."""
+"""Watch a model and the process: what law 8 says must be bit-identical after any call; and models that are easy to touch."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from transformers import GPT2Config, GPT2LMHeadModel
+
+import geosharp as gs
+import plain_networks as plain
+import zoo
 
 
 def bits(tensor: Tensor) -> bytes:
@@ -19,9 +24,11 @@ def bits(tensor: Tensor) -> bytes:
     return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
 
 
-def plain_attributes(module: nn.Module) -> dict[str, str]:
-    """What a module holds besides parameters, buffers and children, in words."""
-    return {name: repr(value) for name, value in vars(module).items() if name[:1] != "_" and not isinstance(value, Tensor | nn.Module)}
+def plain_attributes(module: nn.Module) -> dict[str, str | bytes]:
+    """What a module holds besides parameters, buffers and children, in words or bits; and how many hooks it has."""
+    held = {name: value for name, value in vars(module).items() if name[:1] != "_" and not isinstance(value, nn.Module)}
+    hooks = {name: str(len(value)) for name, value in vars(module).items() if name.endswith("_hooks") and value is not None}
+    return hooks | {name: bits(value) if isinstance(value, Tensor) else repr(value) for name, value in held.items()}
 
 
 def picture(model: nn.Module) -> dict[str, Any]:
@@ -48,8 +55,9 @@ def process() -> dict[str, Any]:
         "numpy": [part.tobytes() if isinstance(part, np.ndarray) else part for part in np.random.get_state()],
         "torch": bits(torch.get_rng_state()),
         "gradient mode": (torch.is_grad_enabled(), torch.is_inference_mode_enabled()),
-        "autocast": torch.is_autocast_enabled("cpu"),
+        "autocast": (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")),
         "default dtype": torch.get_default_dtype(),
+        "determinism": (torch.are_deterministic_algorithms_enabled(), torch.get_num_threads(), torch.get_float32_matmul_precision()),
         "attention": (cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled()),
     }
 
@@ -59,7 +67,8 @@ def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
     found = []
     for name, value in before.items():
         if isinstance(value, dict):
-            found += [f"{name}: {key}" for key in value if after[name].get(key) != value[key]]
+            names = value.keys() | after[name].keys()
+            found += [f"{name}: {key}" for key in sorted(names) if value.get(key, "absent") != after[name].get(key, "absent")]
         elif after[name] != value:
             found.append(name)
     return found
@@ -76,3 +85,110 @@ def nothing_touched(*models: nn.Module) -> Iterator[None]:
         for model, was in zip(models, before, strict=True):
             changed += differences(was, picture(model))
         assert not changed, f"changed: {', '.join(changed)}"
+
+
+def in_use(model: nn.Module) -> nn.Module:
+    """As in the middle of training: train mode but for one module, gradients on some parameters, one parameter frozen."""
+    model.train()
+    list(model.modules())[-1].eval()
+    generator = torch.Generator().manual_seed(1)
+    parameters = list(model.parameters())
+    for parameter in parameters[::2]:
+        parameter.grad = torch.randn(parameter.shape, generator=generator, dtype=torch.float64).to(parameter.dtype)
+    parameters[-1].requires_grad_(False)
+    return model
+
+
+def exact(value: Any) -> Any:
+    """A result to the last bit, without the time it took."""
+    if isinstance(value, Tensor):
+        return bits(value)
+    if isinstance(value, gs.Measurement):
+        return [repr({**row.to_dict(), "seconds": None}) for row in value.rows], [exact(state) for state in value.perturbed]
+    if isinstance(value, nn.Module):
+        return exact(value.state_dict())
+    if isinstance(value, Mapping):
+        return {key: exact(item) for key, item in value.items()}
+    return [exact(item) for item in value] if isinstance(value, (list, tuple, gs.Measurements)) else str(value)
+
+
+@contextlib.contextmanager
+def process_restored() -> Iterator[None]:
+    """Whatever the body does to random generators and torch's switches is undone."""
+    python, numpy, threads = random.getstate(), np.random.get_state(), torch.get_num_threads()
+    dtype, strict = torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled()
+    with torch.random.fork_rng():
+        yield
+    random.setstate(python)
+    np.random.set_state(numpy)
+    torch.set_num_threads(threads)
+    torch.set_default_dtype(dtype)
+    torch.use_deterministic_algorithms(strict)
+
+
+# Models that are easy to touch ----------------------------------------------------------------------------------------
+
+
+class Untidy(nn.Module):
+    """Everything that a call could move: dropout, running statistics, tied weights, buffers and attributes that forward changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.norm, self.drop = nn.Linear(plain.INPUTS, 4), nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Dropout(0.5)
+        self.mixer, self.again, self.head = nn.Linear(5, 5), nn.Linear(5, 5), nn.Linear(5, plain.CLASSES)
+        self.again.weight = self.mixer.weight
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("recent", torch.zeros(()), persistent=False)
+        self.history: list[int] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        self.recent.mul_(0.9).add_(0.1 * x.detach().mean())
+        self.history.append(len(x))
+        x = self.drop(self.norm(self.second(torch.relu(self.first(x)))))
+        return self.head(torch.tanh(self.again(torch.tanh(self.mixer(x)))))
+
+
+def language_model() -> nn.Module:
+    """GPT-2 with its embedding and its head tied."""
+    config = GPT2Config(vocab_size=zoo.TOKENS, n_embd=8, n_layer=1, n_head=2, n_positions=16, bos_token_id=0, eos_token_id=0)
+    return zoo.add_noise(GPT2LMHeadModel(config)).double()
+
+
+def build(name: str) -> tuple[nn.Module, Any, Any]:
+    """A model in use, a batch, and its symmetries as a user gives them; the global random state stays."""
+    with torch.random.fork_rng():
+        if name == "untidy":
+            return in_use(plain.seeded(Untidy)), plain.batch_of_vectors(8), plain.neuron_block()
+        if name == "tied gpt2":
+            tokens = zoo.batch_of("gpt2", slice(0, 4))["input_ids"]
+            return in_use(language_model()), {"input_ids": tokens, "labels": tokens.clone()}, "all"
+        return in_use(zoo.make(name, heads=2, width=8)), zoo.batch_of(name, slice(0, 6)), "all"
+
+
+class Fuse:
+    """Counts, and raises at one count."""
+
+    def __init__(self) -> None:
+        self.set(0)
+
+    def set(self, at: int, error: BaseException | None = None) -> None:
+        self.at, self.error, self.calls = at, error, 0
+
+    def __call__(self, *_: Any) -> None:
+        self.calls += 1
+        if self.error is not None and self.calls == self.at:
+            raise self.error
+
+
+def armed(name: str) -> tuple[nn.Module, Any, Any, Fuse]:
+    """A model of a class whose forward burns a fuse."""
+    model, batch, blocks = build(name)
+    fuse, kind = Fuse(), type(model)
+
+    def forward(self: nn.Module, *inputs: Any, **named: Any) -> Any:
+        fuse()
+        return kind.forward(self, *inputs, **named)
+
+    model.__class__ = type(kind.__name__, (kind,), {"forward": forward})
+    return model, batch, blocks, fuse

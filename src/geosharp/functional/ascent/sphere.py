@@ -4,7 +4,7 @@ Local maxima at finite radius differ by which examples they break and by the sid
 which they lie. Three starts find most of what many random ones find: up the gradient in two steps; the mirror image of
 what that led to, about the gradient at the centre (the other side of every curved direction); and the direction that a
 ball of twice the radius prefers. docs/decisions/0002-solver.md has the comparison that chose them.
-When the gradient hardly turns between the centre and the sphere there is one basin, and the others are not looked for.
+Where the maximum found lies nearly along the gradient at the centre there is one basin, and others are not looked for.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from geosharp.functional.ascent.search import Found, Search
 from geosharp.functional.ascent.subspace import Memory
 
 ONE_BASIN = 0.9
-"""Cosine between the gradients at the centre and at the first point on the sphere above which there is one basin."""
+"""Cosine with the gradient at the centre: above it the gradient has hardly turned, or the maximum lies along it."""
 VISIT = 9
 """Evaluations in a basin before it is compared with the others."""
 UPHILL = (0.5,)
@@ -42,19 +42,21 @@ def explore_and_refine(search: Search) -> None:
     first = search.evaluate(_on_sphere(toward, search.ball.radius))
     climber = _Climber(search, first)
     if _cosine(search.uphill, first.gradient) >= ONE_BASIN:
-        climber.climb(first)
+        found = climber.climb(first)
     else:
-        _visit_basins(search, climber, first if warm else None)
+        start = None if warm else _follow(search, UPHILL)
+        found = climber.climb(start or first, VISIT)
+    if _cosine(search.uphill, found.z) < ONE_BASIN:
+        _visit_other_basins(search, climber, found)
+    elif not search.stationary:
+        climber.climb(search.best.copy())
     if not search.stationary:
         auto_pgd(search)
 
 
-def _visit_basins(search: Search, climber: _Climber, start: Found | None) -> None:
-    start = start or _follow(search, UPHILL)
-    if start is not None:
-        found = climber.climb(start, VISIT)
-        climber.climb(search.evaluate(_mirrored(found.z, search.uphill)), VISIT)
-        climber.climb(search.best.copy())
+def _visit_other_basins(search: Search, climber: _Climber, found: Found) -> None:
+    climber.climb(search.evaluate(_mirrored(found.z, search.uphill)), VISIT)
+    climber.climb(search.best.copy())
     beyond, known = _follow(search, BEYOND), search.best.value
     if beyond is not None:
         climber.climb(beyond, VISIT)
