@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
+import os
 import random
-from collections.abc import Iterator, Mapping
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -158,6 +163,7 @@ def language_model() -> nn.Module:
 def build(name: str) -> tuple[nn.Module, Any, Any]:
     """A model in use, a batch, and its symmetries as a user gives them; the global random state stays."""
     with torch.random.fork_rng():
+        torch.manual_seed(0)
         if name == "untidy":
             return in_use(plain.seeded(Untidy)), plain.batch_of_vectors(8), plain.neuron_block()
         if name == "tied gpt2":
@@ -192,3 +198,88 @@ def armed(name: str) -> tuple[nn.Module, Any, Any, Fuse]:
 
     model.__class__ = type(kind.__name__, (kind,), {"forward": forward})
     return model, batch, blocks, fuse
+
+
+class Holder(nn.Module):
+    """Not a wrapper: a model that calls its only child `module`."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, **batch: Tensor) -> Any:
+        return self.module(**batch)
+
+
+class Doubling(plain.Perceptron):
+    """Changes its inputs in place, and draws random numbers in eval mode too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.mul_(2)) + 0 * torch.rand(())
+
+
+def never(*_: Any) -> None:
+    raise AssertionError("compiled")
+
+
+def compiled_in_place(model: nn.Module) -> nn.Module:
+    model.compile(backend=never)
+    return model
+
+
+WRAPPERS: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "data parallel": nn.DataParallel,
+    "compile": functools.partial(torch.compile, backend=never),
+    "both": lambda model: torch.compile(nn.DataParallel(model), backend=never),
+    "in place": compiled_in_place,
+    "no wrapper": Holder,
+}
+
+
+# Everything that users call -------------------------------------------------------------------------------------------
+
+SEVERAL = ["geodesic-mix", "standard-linf", "average-geodesic-inv-exact", "average-adaptive-linf", "gradient-norm"]
+RADII: dict[str, Any] = {"rho": (0.05, 0.1), "steps": 3}
+
+
+def every_number(F: Any) -> list[Any]:
+    """What a pulled-back loss can be asked for."""
+    z = 0.05 * F.probe(torch.Generator().manual_seed(0))
+    return [F.value(z), F.value_and_grad(z), F.hvp(z, z), F.lift(z), F.project(z), F.state_at(z)]
+
+
+Call = Callable[[nn.Module, Any, Any], Any]
+WITH_BATCHES: dict[str, Call] = {
+    "sharpness": lambda model, batch, blocks: gs.sharpness(model, [batch], rho=0.1, steps=3, symmetries=blocks),
+    "measure": lambda model, batch, blocks: gs.measure(
+        model, [batch], SEVERAL, samples=4, restarts=1, keep_worst=True, symmetries=blocks, **RADII
+    ),
+    "measure in parts": lambda model, batch, blocks: gs.measure(
+        model, [batch], ["geodesic-inv", "riemannian-gradient-norm-mix"], micro_batch=3, solver="auto-pgd", dtype=torch.float32,
+        params="*", logit_normalization="std", symmetries=blocks, **RADII,
+    ),
+    "compare": lambda model, batch, blocks: gs.compare(
+        {"held": model, "loaded": lambda: model}, [batch], ["geodesic-inv", "average-standard-l2"], samples=2, autocast=torch.bfloat16,
+        symmetries=blocks, **RADII
+    ),
+    "symmetries": lambda model, batch, blocks: gs.symmetries(model, [batch], symmetries=blocks),
+    "verify": lambda model, batch, blocks: gs.verify(model, [batch], symmetries=blocks),
+    "pull_back": lambda model, batch, blocks: every_number(gs.pull_back(model, [batch], metric="mix", symmetries=blocks)),
+}  # fmt: skip
+CALLS: dict[str, Call] = {
+    **WITH_BATCHES,
+    "symmetries by structure": lambda model, batch, blocks: gs.symmetries(model, symmetries=blocks),
+    "reparametrize": lambda model, batch, blocks: gs.reparametrize(model, symmetries=blocks),
+}
+
+
+# Another process ------------------------------------------------------------------------------------------------------
+
+
+def started(function: Callable[..., list[str]], **environment: str) -> subprocess.Popen[str]:
+    """A function of a test file, its lines printed, in a process of its own with as many threads as this one."""
+    root, threads = str(Path(__file__).parent), torch.get_num_threads()
+    module = f"laws.{function.__module__.rpartition('.')[2]}"
+    code = f"import torch; torch.set_num_threads({threads}); import {module} as law; print(*law.{function.__name__}(), sep=chr(10))"
+    variables = {**os.environ, "PYTHONPATH": root, "HF_HUB_OFFLINE": "1", **environment}
+    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=variables)
