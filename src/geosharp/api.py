@@ -42,6 +42,7 @@ def measure(model: nn.Module, batches: Iterable[Batch], measures: str | Measure 
     Options: rho (a radius or several); steps, tolerance, restarts, solver ("default" or "auto-pgd"), keep_worst for worst
     cases; samples for averages; symmetries ("all", "published", "none" or declared blocks), allow_no_symmetry, epsilon,
     elementwise_path; params (name patterns), loss, weight, dtype, micro_batch, logit_normalization, autocast; seed.
+    `loss(outputs, batch)` returns a mean; it is also called on the first rows of the first batch alone.
     """
     several = [measures] if isinstance(measures, (str, Measure)) else list(measures)
     return _measure(model, batches, several, **options)
@@ -57,11 +58,13 @@ def compare(
 
     Refused when two models have different sets of blocks: their geodesic values would not be comparable.
     """
-    held = list(data.each_batch(batches))
+    with undisturbed():
+        held = list(data.each_batch(batches))
     results: dict[str, Measurements] = {}
     first: tuple[str, set[str]] | None = None
     for name, source in models.items():
-        model = source if isinstance(source, nn.Module) else source()
+        with undisturbed():
+            model = source if isinstance(source, nn.Module) else source()
         found = measure(model, held, measures, **options)
         blocks = {f"{kind}" for item in found for kind in item.provenance.geometry.get("blocks", ())}
         if first is None:

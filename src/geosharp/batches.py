@@ -84,11 +84,16 @@ def mapped(value: Any, change: Any) -> Any:
     return value
 
 
+def ordinary(tensor: Tensor) -> Tensor:
+    """The tensor, or a copy where it was made under `torch.inference_mode`: such tensors cannot be differentiated through."""
+    return tensor.clone() if tensor.is_inference() else tensor
+
+
 def moved_to(batch: Batch, device: torch.device, dtype: torch.dtype) -> Batch:
     """The batch on a device, floating tensors in the compute dtype."""
 
     def move(tensor: Tensor) -> Tensor:
-        return tensor.to(device=device, dtype=dtype if tensor.is_floating_point() else tensor.dtype)
+        return ordinary(tensor).to(device=device, dtype=dtype if tensor.is_floating_point() else tensor.dtype)
 
     return mapped(batch, move)
 

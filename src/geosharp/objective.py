@@ -66,10 +66,12 @@ class Objective:
         self.device = next(iter(chosen.values())).device
         self.resolution = autocast or self.dtype
         """The coarsest dtype that the way from parameters to loss goes through; `watch_precision` finds casts inside the model."""
+        self.copies_inputs = False
+        """Whether the model is given copies of its inputs, because it changes them in place."""
         self._check(chosen)
-        self.values = {name: parameter.detach().to(self.dtype) for name, parameter in chosen.items()}
+        self.values = {name: data.ordinary(parameter.detach()).to(self.dtype) for name, parameter in chosen.items()}
         self.fixed = {
-            name: parameter.detach().to(self.dtype) if parameter.is_floating_point() else parameter.detach()
+            name: data.ordinary(parameter.detach()).to(self.dtype if parameter.is_floating_point() else parameter.dtype)
             for name, parameter in everything.items()
             if name not in chosen
         }
@@ -145,11 +147,16 @@ class Objective:
             )
 
     def watch_precision(self, batch: Batch) -> None:
-        """Set `resolution` from one forward pass on a batch: some models cast logits, norms or soft-max to float32 inside."""
+        """Set `resolution` from one forward pass on a batch: some models cast logits, norms or soft-max to float32 inside.
+
+        The same pass shows whether the model changes its inputs in place; then it is given copies from here on.
+        """
         leaves = {name: value.detach().requires_grad_() for name, value in self.values.items()}
+        own = data.mapped(batch, torch.clone)
         with torch.enable_grad(), _CoarsestDtype(self.resolution) as seen:
-            self.loss(leaves, batch)
+            self.loss(leaves, own)
         self.resolution = seen.dtype
+        self.copies_inputs = any(tensor._version for tensor in data.tensors(own))
 
     @contextlib.contextmanager
     def watched_lookups(self) -> Iterator[dict[str, list[Tensor]]]:
@@ -195,7 +202,7 @@ class Objective:
             return finish(outputs, batch)
 
     def _call(self, values: dict[str, Tensor], batch: Batch) -> Any:
-        arguments, keywords = _arguments(batch)
+        arguments, keywords = _arguments(data.mapped(batch, torch.clone) if self.copies_inputs else batch)
         try:
             return torch.func.functional_call(self.clone, values, arguments, keywords)
         except TypeError as error:

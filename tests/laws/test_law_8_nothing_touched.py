@@ -5,7 +5,6 @@ And it is repeatable: the same seed and the same threads give the same bits, in 
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import itertools
 import random
@@ -24,7 +23,6 @@ from torch.nn.functional import cross_entropy
 import geosharp as gs
 import plain_networks as plain
 import untouched
-import zoo
 from geosharp.session import forget_verifications
 from untouched import CALLS, RADII, SEVERAL, WITH_BATCHES, Fuse, armed, build, every_number, exact, nothing_touched, started
 
@@ -212,121 +210,3 @@ def test_the_same_seed_and_threads_give_the_same_bits_in_every_process_and_anoth
     same = [line for line, other in zip(here, values(seed=4), strict=True) if line == other]
     assert not [line for line in same if "average" in line or line.count(" ") == 1]
     assert [line for line in same if "gradient-norm" in line]
-
-
-# Wrappers, the caller's modes, and batches ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("wrapper", untouched.WRAPPERS)
-def test_a_wrapped_model_has_the_value_of_the_plain_one_and_its_perturbed_state_loads_into_the_wrapper(wrapper: str) -> None:
-    model, batch, _ = build("bert")
-    plainly = gs.sharpness(model, [batch], "adaptive-l2", rho=0.1, steps=3)
-    wrapped = untouched.WRAPPERS[wrapper](model)
-    with nothing_touched(wrapped, model):
-        found = gs.sharpness(wrapped, [batch], "adaptive-l2", rho=0.1, steps=3, keep_worst=True)
-    assert found.value == plainly.value
-    assert len(gs.symmetries(wrapped, [batch]).used) == 4
-    wrapped.load_state_dict(found.perturbed[0], strict=True)
-    model.eval()._compiled_call_impl = None
-    assert abs(zoo.loss_of(model, batch) - found.base_loss - found.value) < 1e-12
-
-
-CONTEXTS: dict[str, Callable[[], Any]] = {  # what is no context is undone after the test
-    "no_grad": torch.no_grad,
-    "inference_mode": torch.inference_mode,
-    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
-    "default dtype": lambda: torch.set_default_dtype(torch.float64),
-    "determinism": lambda: torch.use_deterministic_algorithms(True),
-}
-OPEN = {  # known defects: strict, so that a line must go when its defect does
-    ("pull_back", "inference_mode"): "a pulled-back loss asked under inference mode says that it does not depend on the parameters",
-    ("pull_back", "autocast"): "a pulled-back loss asked under autocast walks in bfloat16",
-    ("compare", "default dtype"): "measured_noise draws in the default dtype",
-    **{(call, "default dtype"): "log(spread) is rounded to the default dtype" for call in ("symmetries", "verify", "reparametrize")},
-}
-
-
-@pytest.mark.parametrize("context", CONTEXTS)
-@pytest.mark.parametrize("call", CALLS)
-def test_the_modes_of_the_caller_change_no_bit_and_are_still_there_afterwards(call: str, context: str, request: Any) -> None:
-    if (call, context) in OPEN:
-        request.applymarker(pytest.mark.xfail(reason=OPEN[call, context]))
-    model, batch, blocks = build("bert")
-    model.float()
-    forget_verifications()
-    expected = exact(CALLS[call](model, batch, blocks))
-    forget_verifications()
-    with CONTEXTS[context]() or contextlib.nullcontext(), nothing_touched(model):
-        assert exact(CALLS[call](model, batch, blocks)) == expected
-
-
-def test_these_modes_would_change_what_the_model_itself_returns() -> None:
-    model, batch, _ = build("bert")
-    plainly = zoo.loss_of(model.float().eval(), batch)
-    with CONTEXTS["autocast"]():
-        assert zoo.loss_of(model, batch) != plainly
-    with CONTEXTS["inference_mode"]():
-        assert not model(**batch).loss.requires_grad
-
-
-@pytest.mark.parametrize("call", WITH_BATCHES)
-@pytest.mark.parametrize("name", MODELS)
-def test_batches_are_bit_identical_afterwards(name: str, call: str) -> None:
-    model, batch, blocks = build(name)
-    if name == "untidy":  # inputs with a gradient of the caller's own
-        wide = torch.stack([batch[0], batch[0]], -1)[..., 0].requires_grad_()  # not contiguous
-        wide.grad = torch.ones_like(wide)
-        batch = (wide, batch[1])
-
-    def content() -> list[Any]:
-        pairs = (batch if isinstance(batch, dict) else dict(enumerate(batch))).items()
-        return [(key, id(t), t._version, exact(t), exact(t.grad if t.requires_grad and t.is_leaf else None)) for key, t in pairs]
-
-    before = content()
-    CALLS[call](model, batch, blocks)
-    assert content() == before
-
-
-def test_an_iterator_of_batches_is_read_once() -> None:
-    model, _, blocks = build("untidy")
-    batches = [plain.batch_of_vectors(8, seed) for seed in range(3)]
-    several = {"symmetries": blocks, "samples": 2, **RADII}
-    for call in (
-        lambda read: gs.measure(model, read, SEVERAL, **several),
-        lambda read: gs.compare({"one": model, "two": model}, read, SEVERAL, **several)["two"],
-    ):
-        read = iter(batches)
-        assert [len(found.rows) for found in call(read)] == [3] * 9
-        assert exact(call(iter(batches))) == exact(call(batches))
-        assert next(read, None) is None
-    read = iter(batches)
-    gs.verify(model, read, symmetries=blocks)
-    assert next(read) is batches[1]
-
-
-@pytest.mark.parametrize("call", ["measure", "compare"])
-def test_batches_in_random_order_leave_the_random_state(call: str, request: Any) -> None:
-    if call == "compare":
-        request.applymarker(pytest.mark.xfail(reason="compare reads the batches outside undisturbed()"))
-    model, _, blocks = build("untidy")
-    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(*VECTORS), batch_size=4, shuffle=True)
-    with nothing_touched(model):
-        getattr(gs, call)({"one": model} if call == "compare" else model, loader, "geodesic-inv", symmetries=blocks, **RADII)
-
-
-@pytest.mark.xfail(reason="batches of the compute dtype are not copied")
-def test_a_model_that_changes_its_inputs_in_place_is_measured_on_the_batch_as_given() -> None:
-    inputs, targets = plain.batch_of_vectors(8)
-    model = plain.seeded(untouched.Doubling)
-    expected = float(cross_entropy(model(inputs.clone()), targets))
-    given = inputs.clone()
-    assert abs(gs.sharpness(model, [(given, targets)], "adaptive-l2", **RADII | {"rho": 0.1}).base_loss - expected) < 1e-12
-    assert torch.equal(given, inputs)
-
-
-@pytest.mark.xfail(reason="a pulled-back loss is asked outside undisturbed()")
-def test_a_pulled_back_loss_leaves_the_random_state_where_the_model_draws_from_it() -> None:
-    model = plain.seeded(untouched.Doubling)
-    F = gs.pull_back(model, [plain.batch_of_vectors(8)], symmetries=plain.neuron_block())
-    with nothing_touched(model):
-        F.value_and_grad(F.zero())

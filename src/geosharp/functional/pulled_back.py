@@ -8,16 +8,17 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from geosharp.batches import Batch, tensors
+from geosharp.batches import Batch, ordinary, tensors
 from geosharp.errors import GeosharpError
 from geosharp.geometry import elementwise
 from geosharp.geometry.chart import Chart, Entry
-from geosharp.objective import Objective
+from geosharp.objective import Objective, undisturbed
 
 
 class PulledBack:
     """F on some batches; points are flat vectors of length `size`, of which `dim` dimensions matter.
 
+    Its methods depend on none of the caller's modes (autocast, inference, no-grad) and leave no random state behind.
     Over several batches F is the mean over all examples: batches count by their weights.
     """
 
@@ -93,10 +94,12 @@ class PulledBack:
         """The dimension of range Π."""
         return self.chart.dim
 
+    @undisturbed()
     def zero(self) -> Tensor:
         """The point of the model itself."""
         return self.chart.reference.new_zeros(self.size)
 
+    @undisturbed()
     def value(self, z: Tensor) -> float:
         """F(z)."""
         self.forward_passes += 1
@@ -104,6 +107,7 @@ class PulledBack:
             values = self.chart.walk(self.chart.split(z))
             return sum(float(self.objective.loss(values, batch)) * share for batch, share in self.parts)
 
+    @undisturbed()
     def value_and_grad(self, z: Tensor, out: Tensor | None = None) -> tuple[float, Tensor]:
         """F(z) and ∇F(z) from one pass; the gradient is written into `out` where it is given.
 
@@ -113,7 +117,7 @@ class PulledBack:
         chart = self.chart
         gradient = torch.empty_like(z) if out is None else out
         count = len(chart.entries)
-        pieces, outs = chart.split(z.detach()), chart.split(gradient)
+        pieces, outs = chart.split(ordinary(z).detach()), chart.split(gradient)
         leaves = self._walk_entries(pieces)
         stack_pieces = [piece.detach().requires_grad_() for piece in pieces[count:]]
         with torch.enable_grad():
@@ -176,10 +180,11 @@ class PulledBack:
                     gradients[name] = g if share == 1.0 else g * share
         return total, gradients
 
+    @undisturbed()
     def hvp(self, z: Tensor, v: Tensor) -> Tensor:
         """∇²F(z) v, exactly, by double backward."""
         self.products += 1
-        direction = self.chart.split(v)
+        z, direction = ordinary(z), self.chart.split(ordinary(v))
         total = torch.zeros_like(v)
         for batch, share in self.parts:
             pieces = [piece.detach().requires_grad_() for piece in self.chart.split(z)]
@@ -192,18 +197,22 @@ class PulledBack:
             total += share * self.chart.join(flat)
         return total
 
+    @undisturbed()
     def lift(self, z: Tensor) -> dict[str, Tensor]:
         """The tangent vector at the canonical form with coordinates z, by parameter name."""
         return self.chart.lift(self.chart.split(z))
 
+    @undisturbed()
     def project(self, z: Tensor) -> Tensor:
         """Π z."""
         return self.chart.join(self.chart.project(self.chart.split(z)))
 
+    @undisturbed()
     def probe(self, generator: torch.Generator) -> Tensor:
         """A standard Gaussian point, projected."""
         return self.chart.join(self.chart.probe(generator))
 
+    @undisturbed()
     def state_at(self, z: Tensor) -> dict[str, Tensor]:
         """The parameters at z in the user's own gauge, under the user's names (tied names repeated)."""
         with torch.no_grad():

@@ -12,6 +12,7 @@ A `Factors` block enters the network only through left · rightᵀ (rightᴴ ove
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -111,7 +112,7 @@ class Factors:
         left, _ = self.read(values)
         copies, _, width = left.shape
         kind = torch.complex128 if self.is_complex else torch.float64
-        log_singular = (2 * torch.rand(copies, width, generator=generator, dtype=torch.float64) - 1) * torch.log(torch.tensor(spread))
+        log_singular = (2 * torch.rand(copies, width, generator=generator, dtype=torch.float64) - 1) * math.log(spread)
         if self.group == "positive":
             return torch.diag_embed(log_singular.exp())
         first, second = (torch.linalg.qr(torch.randn(copies, width, width, generator=generator, dtype=kind))[0] for _ in range(2))
