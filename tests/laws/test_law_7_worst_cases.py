@@ -19,6 +19,7 @@ from geosharp import measures
 from geosharp.functional.worst_case import WorstCase
 from laws.kinds import KINDS, METRICS, PATHS, SMALL
 from oracles.quotient import Quotient
+from oracles.trust_region import trust_region
 
 WORST = [name for name in measures.names() if isinstance(measures.resolve(name).run, WorstCase)]
 RADII = (0.02, 0.1, 0.5)
@@ -193,30 +194,30 @@ def test_at_an_exact_minimum_the_ascent_starts_all_the_same(solver: str) -> None
     assert moved.value > 1.1 * found.value
 
 
-def trust_region(H: Tensor, g: Tensor, rho: float) -> float:
-    """max g·z + ½ zᵀHz over ‖z‖ <= ρ: bisection on the multiplier of the eigen-solution."""
-    values, vectors = torch.linalg.eigh(H)
-    along = vectors.mT @ g
-    low, high = float(values[-1]), float(values[-1]) + float(g.norm()) / rho + 1.0
-    for _ in range(200):
-        middle = 0.5 * (low + high)
-        longer = float((along / (middle - values)).norm()) > rho
-        low, high = (middle, high) if longer else (low, middle)
-    z = along / (high - values)
-    return float(along @ z + 0.5 * (values * z * z).sum())
-
-
 @pytest.mark.parametrize("solver", SOLVERS)
 @pytest.mark.parametrize("rho", [0.1, 0.5, 3.0])
 def test_on_a_quadratic_it_is_the_trust_region_solution(rho: float, solver: str) -> None:
     for seed in range(3):
         network, _, at = bowl(seed=seed)
-        H = network.root.mT @ network.root
+        H = (network.root.mT @ network.root).detach()
         away = torch.linspace(-0.4, 0.6, len(at), dtype=torch.float64)
         network.weight.data.add_(away)
         found = gs.sharpness(network, BOWL_BATCH, "standard-l2", rho=rho, loss=half_square, steps=2000, tolerance=1e-9, solver=solver)
         accuracy = 1e-8 if solver == "default" else 1e-5  # halved unit steps converge slowly
-        assert found.value == pytest.approx(trust_region(H, H @ away, rho), rel=accuracy)
+        assert found.value == pytest.approx(trust_region((H @ away).numpy(), H.numpy(), rho)[0], rel=accuracy)
+
+
+@pytest.mark.parametrize("hidden", [0.0, 1e-12, 1e-4])
+def test_a_curved_direction_that_the_gradient_does_not_show_is_found_all_the_same(hidden: float) -> None:
+    """Along the gradient F rises to 0.20, and the point there is stationary; across, to 1.00."""
+    network = Bowl(torch.eye(4, dtype=torch.float64), torch.zeros(4, dtype=torch.float64))
+    g = torch.tensor([0.06, 0.06, 0.05, hidden], dtype=torch.float64)
+    bend = torch.tensor([-3.0, -1.0, 0.5, 2.0], dtype=torch.float64)
+    found = gs.sharpness(
+        network, BOWL_BATCH, "standard-l2", rho=1.0, loss=lambda outputs, _: outputs[0] @ g + 0.5 * (bend * outputs[0] ** 2).sum()
+    )
+    assert found.outcome == "stationary"
+    assert found.value == pytest.approx(trust_region(g.numpy(), torch.diag(bend).numpy(), 1.0)[0], rel=1e-3)
 
 
 @pytest.mark.parametrize("name", SMALL)

@@ -30,8 +30,8 @@ class Ball(Protocol):
         """The point of the ball that is furthest along the gradient."""
         ...
 
-    def residual(self, z: Tensor, gradient: Tensor) -> float:
-        """0 exactly at first-order stationary points, at most about 1."""
+    def residual(self, z: Tensor, gradient: Tensor, scale: float) -> float:
+        """0 exactly at first-order stationary points, at most about 1; `scale` is the size of the gradient at the centre."""
         ...
 
 
@@ -59,14 +59,16 @@ class EuclideanBall:
         """Whether a point lies on the sphere, up to rounding."""
         return float(torch.linalg.vector_norm(z)) >= self.radius * (1 - 1e-4)
 
-    def residual(self, z: Tensor, gradient: Tensor) -> float:
-        """‖∇F - (z·∇F) z/‖z‖²‖ / ‖∇F‖ on the sphere with z·∇F >= 0; 1 elsewhere unless ∇F = 0."""
+    def residual(self, z: Tensor, gradient: Tensor, scale: float) -> float:
+        """‖∇F - (z·∇F) z/‖z‖²‖ / ‖∇F‖ on the sphere (1 where F falls outwards), ‖∇F‖ / ‖∇F(0)‖ inside."""
         size = float(torch.linalg.vector_norm(gradient))
         if size == 0.0:
             return 0.0
         along = float(torch.dot(z, gradient))
         norm = float(torch.linalg.vector_norm(z))
-        if along < 0 or not self.on_boundary(z):
+        if not self.on_boundary(z):
+            return min(1.0, size / scale) if scale > 0 else 1.0
+        if along < 0:
             return 1.0
         cosine = min(1.0, along / (norm * size))
         return math.sqrt((1 - cosine) * (1 + cosine))
@@ -90,7 +92,7 @@ class Box:
         """The corner along the gradient."""
         return torch.sign(gradient).mul_(self.radius)
 
-    def residual(self, z: Tensor, gradient: Tensor) -> float:
+    def residual(self, z: Tensor, gradient: Tensor, scale: float) -> float:
         """The Frank-Wolfe gap over its largest first-order value: 1 - z·∇F / (radius ‖∇F‖₁)."""
         most = self.radius * float(gradient.abs().sum())
         return 0.0 if most == 0.0 else min(1.0, 1.0 - float(torch.dot(z, gradient)) / most)

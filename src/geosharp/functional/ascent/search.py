@@ -52,7 +52,8 @@ class Search:
     """(best value so far, residual of the point just evaluated or 1 for a look), one entry an evaluation."""
 
     def __post_init__(self) -> None:
-        self.best.residual = self.ball.residual(self.best.z, self.best.gradient)
+        self._scale = float(torch.linalg.vector_norm(self.uphill))
+        self.best.residual = self.ball.residual(self.best.z, self.best.gradient, self._scale)
         self.trace.append((self.best.value, self.best.residual))
 
     def evaluate(self, z: Tensor, out: Tensor | None = None) -> Found:
@@ -61,7 +62,7 @@ class Search:
         if isinstance(found, str):
             self.failure = found
             raise SearchEnded
-        found.residual = self.ball.residual(z, found.gradient)
+        found.residual = self.ball.residual(z, found.gradient, self._scale)
         if found.value > self.best.value:
             self.best.z.copy_(z)
             self.best.gradient.copy_(found.gradient)

@@ -5,6 +5,10 @@ which they lie. Three starts find most of what many random ones find: up the gra
 what that led to, about the gradient at the centre (the other side of every curved direction); and the direction that a
 ball of twice the radius prefers. docs/decisions/0002-solver.md has the comparison that chose them.
 Where the maximum found lies nearly along the gradient at the centre there is one basin, and others are not looked for.
+
+A direction of large curvature along which the gradient at the centre vanishes (a dead unit, a fitted one) is seen by none of
+these: a point without it looks stationary and is a saddle. So before the search ends, a short power iteration asks whether F
+rises more across than along; then it goes there.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from torch import Tensor
 from geosharp.functional.ascent.auto_pgd import auto_pgd
 from geosharp.functional.ascent.ball import EuclideanBall
 from geosharp.functional.ascent.search import Found, Search
+from geosharp.functional.ascent.spectral import projected_ascent
 from geosharp.functional.ascent.subspace import Memory
 
 ONE_BASIN = 0.9
@@ -24,14 +29,16 @@ ONE_BASIN = 0.9
 VISIT = 9
 """Evaluations in a basin before it is compared with the others."""
 UPHILL = (0.5,)
-BEYOND = (1 / 3, 2 / 3, 1.0, 1.5, 2.0)
+BEYOND = (0.5, 1.0, 2.0)
 """Radii, in radii of the ball, at which a start follows the gradient before it is put on the sphere."""
+PROBES = 3
+"""Power iterations that look for curvature across."""
 LONGEST_STEP = 1.0
 """In radii."""
 
 
 def explore_and_refine(search: Search) -> None:
-    """Climb on the sphere; inside the ball, or on other balls, fall back on Auto-PGD."""
+    """Climb on the sphere, and inside where F turns inwards; on other balls fall back on Auto-PGD."""
     if not isinstance(search.ball, EuclideanBall):
         auto_pgd(search)
         return
@@ -50,8 +57,11 @@ def explore_and_refine(search: Search) -> None:
         _visit_other_basins(search, climber, found)
     elif not search.stationary:
         climber.climb(search.best.copy())
+    across = _across(search)
+    if across is not None and climber.climb(across, VISIT).value >= search.best.value:
+        climber.climb(search.best.copy())
     if not search.stationary:
-        auto_pgd(search)
+        projected_ascent(search)
 
 
 def _visit_other_basins(search: Search, climber: _Climber, found: Found) -> None:
@@ -62,6 +72,26 @@ def _visit_other_basins(search: Search, climber: _Climber, found: Found) -> None
         climber.climb(beyond, VISIT)
         if search.best.value > known:
             climber.climb(search.best.copy())
+
+
+def _across(search: Search) -> Found | None:
+    """The better of ± a point halfway between the best one and a direction in which F rises more; nothing where none is found.
+
+    At a maximum on the sphere no curvature across exceeds z·∇F/‖z‖². Differences of gradients over the whole radius show
+    the curvature that the ball sees.
+    """
+    best, radius = search.best, search.ball.radius
+    direction = search.F.probe(torch.Generator().manual_seed(0))
+    curvature = 0.0
+    for _ in range(PROBES):
+        turned = search.evaluate(_on_sphere(direction, radius)).gradient - search.uphill
+        direction, curvature = turned, float(torch.linalg.vector_norm(turned)) / radius
+    direction = direction - best.z * (float(torch.dot(direction, best.z)) / max(float(torch.dot(best.z, best.z)), 1e-300))
+    if curvature * radius**2 <= float(torch.dot(best.z, best.gradient)) or not bool(direction.any()):
+        return None
+    side = _on_sphere(direction, radius)
+    sides = [search.evaluate(_on_sphere(best.z + sign * side, radius)) for sign in (1, -1)]
+    return max(sides, key=lambda found: found.value)
 
 
 def _follow(search: Search, radii: Sequence[float]) -> Found | None:
