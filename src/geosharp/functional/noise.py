@@ -15,7 +15,8 @@ def measured_noise(F: PulledBack, seed: int) -> float:
     have no more of them.
     """
     base = F.value(F.zero())
-    z = torch.rand(F.size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(F.zero())
+    like = F.chart.reference
+    z = torch.rand(F.size, generator=torch.Generator().manual_seed(seed), dtype=like.dtype).to(like)
     try:
         moved = F.value(z.sub_(0.5).mul_(4 * torch.finfo(F.objective.resolution).eps))
     except LeftManifold:

@@ -104,7 +104,9 @@ class PulledBack:
         """F(z)."""
         self.forward_passes += 1
         with torch.no_grad():
-            values = self.chart.walk(self.chart.split(z))
+            pieces = self.chart.split(z)
+            leaves = self._walk_entries(pieces)
+            values = {**self.chart.constants, **leaves, **self.chart.walk_stacks(pieces[len(self.chart.entries) :], leaves)}
             return sum(float(self.objective.loss(values, batch)) * share for batch, share in self.parts)
 
     @undisturbed()

@@ -32,10 +32,8 @@ class Inner:
 
     @classmethod
     def of(cls, basis: Tensor, z: Tensor) -> Inner:
-        """One tall product for both."""
-        h = z.shape[-1]
-        both = torch.cat([basis, z], -1).mH @ z
-        return cls(both[..., :h, :], both[..., h:, :])
+        """The two tall products."""
+        return cls(basis.mH @ z, z.mH @ z)
 
     def moved(self, shift: Tensor) -> Inner:
         """Those of z + U·shift."""
@@ -84,7 +82,7 @@ def walk(metric: Metric, path: str, frame: Frame, z_left: Tensor, z_right: Tenso
         ends = (straight, straight)
     sides = zip((frame.left, frame.right), (z_left, z_right), (shift_left, shift_right), ends, strict=True)
     # Πz = z + U·shift, so U·N + (Πz)·M = U·(N + shift·M) + z·M.
-    out = [torch.cat([basis, z], -1) @ torch.cat([n + shift @ m, m], -2) for basis, z, shift, (n, m) in sides]
+    out = [torch.baddbmm(basis @ (n + shift @ m), z, m) for basis, z, shift, (n, m) in sides]
     return out[0], out[1]
 
 

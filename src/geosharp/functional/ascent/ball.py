@@ -9,6 +9,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+ON_SPHERE = 1e-4
+"""A point this close to the sphere, in radii, lies on it up to rounding."""
+
 
 class Ball(Protocol):
     """A ball around 0 in whitened coordinates."""
@@ -31,7 +34,10 @@ class Ball(Protocol):
         ...
 
     def residual(self, z: Tensor, gradient: Tensor, scale: float) -> float:
-        """0 exactly at first-order stationary points, at most about 1; `scale` is the size of the gradient at the centre."""
+        """0 exactly at first-order stationary points, at most about 1; not finite where the gradient is not.
+
+        `scale` is the size of the gradient at the centre.
+        """
         ...
 
 
@@ -55,18 +61,14 @@ class EuclideanBall:
         """The point of the sphere along the gradient."""
         return self.steepest(gradient).mul_(self.radius)
 
-    def on_boundary(self, z: Tensor) -> bool:
-        """Whether a point lies on the sphere, up to rounding."""
-        return float(torch.linalg.vector_norm(z)) >= self.radius * (1 - 1e-4)
-
     def residual(self, z: Tensor, gradient: Tensor, scale: float) -> float:
         """‖∇F - (z·∇F) z/‖z‖²‖ / ‖∇F‖ on the sphere (1 where F falls outwards), ‖∇F‖ / ‖∇F(0)‖ inside."""
         size = float(torch.linalg.vector_norm(gradient))
-        if size == 0.0:
-            return 0.0
+        if size == 0.0 or not math.isfinite(size):
+            return size
         along = float(torch.dot(z, gradient))
         norm = float(torch.linalg.vector_norm(z))
-        if not self.on_boundary(z):
+        if norm < self.radius * (1 - ON_SPHERE):
             return min(1.0, size / scale) if scale > 0 else 1.0
         if along < 0:
             return 1.0
@@ -95,4 +97,6 @@ class Box:
     def residual(self, z: Tensor, gradient: Tensor, scale: float) -> float:
         """The Frank-Wolfe gap over its largest first-order value: 1 - z·∇F / (radius ‖∇F‖₁)."""
         most = self.radius * float(gradient.abs().sum())
-        return 0.0 if most == 0.0 else min(1.0, 1.0 - float(torch.dot(z, gradient)) / most)
+        if most == 0.0 or not math.isfinite(most):
+            return most
+        return min(1.0, 1.0 - float(torch.dot(z, gradient)) / most)

@@ -33,9 +33,10 @@ class SearchEnded(Exception):
 
 @dataclass
 class Search:
-    """One ascent: from `best` (evaluated already, on memory of its own) with at most `budget` further evaluations.
+    """One ascent: from `best` (evaluated already) with at most `budget` further evaluations.
 
-    A solver calls `evaluate` and `look`, and may stop by returning. `best` only ever improves.
+    A solver calls `evaluate` and `look`, and may stop by returning. `best` only ever improves; it is what `evaluate`
+    returned, so a solver must not write into the memory of the best point.
     """
 
     F: PulledBack
@@ -57,16 +58,13 @@ class Search:
         self.trace.append((self.best.value, self.best.residual))
 
     def evaluate(self, z: Tensor, out: Tensor | None = None) -> Found:
-        """F and its gradient at a feasible point; keeps the best; ends the search on failure or when it may stop."""
+        """F and its gradient at a feasible point; keeps the best; ends the search on failure or with the budget."""
         found = self._at(z, out)
         if isinstance(found, str):
             self.failure = found
             raise SearchEnded
-        found.residual = self.ball.residual(z, found.gradient, self._scale)
         if found.value > self.best.value:
-            self.best.z.copy_(z)
-            self.best.gradient.copy_(found.gradient)
-            self.best.value, self.best.residual = found.value, found.residual
+            self.best = found
         self.trace.append((self.best.value, found.residual))
         return found
 
@@ -84,9 +82,11 @@ class Search:
             value, gradient = self.F.value_and_grad(z, out)
         except LeftManifold:
             return "left-manifold"
-        if not math.isfinite(value) or not bool(torch.isfinite(gradient.sum())):
+        residual = self.ball.residual(z, gradient, self._scale)
+        # The size of the gradient is in its residual: not finite when one entry is not.
+        if not math.isfinite(value) or not math.isfinite(residual):
             return "diverged"
-        return Found(z, value, gradient)
+        return Found(z, value, gradient, residual)
 
     @property
     def stationary(self) -> bool:

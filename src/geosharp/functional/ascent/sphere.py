@@ -56,22 +56,22 @@ def explore_and_refine(search: Search) -> None:
     if _cosine(search.uphill, found.z) < ONE_BASIN:
         _visit_other_basins(search, climber, found)
     elif not search.stationary:
-        climber.climb(search.best.copy())
+        climber.climb(search.best)
     across = _across(search)
     if across is not None and climber.climb(across, VISIT).value >= search.best.value:
-        climber.climb(search.best.copy())
+        climber.climb(search.best)
     if not search.stationary:
         projected_ascent(search)
 
 
 def _visit_other_basins(search: Search, climber: _Climber, found: Found) -> None:
     climber.climb(search.evaluate(_mirrored(found.z, search.uphill)), VISIT)
-    climber.climb(search.best.copy())
+    climber.climb(search.best)
     beyond, known = _follow(search, BEYOND), search.best.value
     if beyond is not None:
         climber.climb(beyond, VISIT)
         if search.best.value > known:
-            climber.climb(search.best.copy())
+            climber.climb(search.best)
 
 
 def _across(search: Search) -> Found | None:
@@ -127,7 +127,12 @@ class _Climber:
     def __init__(self, search: Search, like: Found) -> None:
         self.search = search
         self.memory = Memory(like.z, search.ball.radius)
-        self.spare = Found(torch.empty_like(like.z), 0.0, torch.empty_like(like.z))
+        # Of three, one is neither the current point nor the best one.
+        self.buffers = [(torch.empty_like(like.z), torch.empty_like(like.z)) for _ in range(3)]
+
+    def _free(self, current: Found) -> tuple[Tensor, Tensor]:
+        kept = (current.z, self.search.best.z)
+        return next((z, gradient) for z, gradient in self.buffers if all(z is not other for other in kept))
 
     def climb(self, current: Found, limit: int | None = None) -> Found:
         """The end of a climb from a point on the sphere.
@@ -142,14 +147,14 @@ class _Climber:
             if step.length == 0.0 or shrink < 1e-6:
                 break
             shrink = min(shrink, LONGEST_STEP * memory.radius / step.length)
-            memory.move(step, shrink, out=self.spare.z)
-            trial = search.evaluate(self.spare.z, self.spare.gradient)
+            z, gradient = self._free(current)
+            trial = search.evaluate(memory.move(step, shrink, out=z), gradient)
             left = None if left is None else left - 1
             if trial.value < current.value:
                 shrink *= _backtrack(step.slope * shrink, trial.value - current.value)
                 continue
             shrink = 1.0
-            self.spare, current = current, trial
+            current = trial
             if memory.accept(current.z, current.gradient) < 0:
                 break
         return current

@@ -31,14 +31,18 @@ class Step:
 
 
 class Memory:
-    """Rows 0..2·PAIRS-1 hold steps and changes, the last two the point z and its tangent gradient t."""
+    """The first two rows hold the point z and its tangent gradient t, the others steps and changes.
+
+    Only rows that were written are touched: `self.used` of them.
+    """
 
     def __init__(self, like: Tensor, radius: float) -> None:
         self.radius = radius
-        self.rows = like.new_zeros((2 * PAIRS + 2, like.numel()))
+        self.rows = like.new_empty((2 * PAIRS + 2, like.numel()))
+        self.used = 2
         self.order: list[int] = []
-        """Slots of the stored pairs, oldest first."""
-        self.Z, self.T = 2 * PAIRS, 2 * PAIRS + 1
+        """The first rows of the stored pairs, oldest first."""
+        self.Z, self.T = 0, 1
         self.gram: Numbers = np.zeros((len(self.rows), len(self.rows)))
         self.target: Numbers = np.zeros(len(self.rows))
         """The coefficients of the last point that `move` wrote."""
@@ -49,7 +53,7 @@ class Memory:
         self.order = []
         self.rows[self.Z].copy_(z)
         along = self._set_tangent(z, gradient)
-        # Old pairs keep their memory, and no direction is made of them: their products are not needed.
+        self.used = 2
         self.gram[:] = 0.0
         self.gram[self.T] = self.gram[:, self.T] = self._products()
         self.gram[self.Z, self.Z] = self.radius**2
@@ -63,7 +67,8 @@ class Memory:
 
     def _products(self) -> Numbers:
         """The inner products of every row with the tangent gradient."""
-        found: Numbers = torch.mv(self.rows, self.rows[self.T]).double().cpu().numpy()
+        found = np.zeros(len(self.rows))
+        found[: self.used] = torch.mv(self.rows[: self.used], self.rows[self.T]).double().cpu().numpy()
         return found
 
     def ascent_step(self) -> Step:
@@ -80,14 +85,14 @@ class Memory:
         d = np.zeros(len(gram))
         d[self.T] = 1.0
         alphas = []
-        for slot in reversed(order):
-            s, y = 2 * slot, 2 * slot + 1
+        for s in reversed(order):
+            y = s + 1
             alpha = (gram[s] @ d) / gram[s, y]
             d[y] -= alpha
             alphas.append(alpha)
         d *= self.scale
-        for slot, alpha in zip(order, reversed(alphas), strict=True):
-            s, y = 2 * slot, 2 * slot + 1
+        for s, alpha in zip(order, reversed(alphas), strict=True):
+            y = s + 1
             d[s] += alpha - (gram[y] @ d) / gram[s, y]
         d[self.Z] -= (gram[self.Z] @ d) / gram[self.Z, self.Z]
         return Step(d, math.sqrt(max(float(d @ gram @ d), 0.0)), float(gram[self.T] @ d))
@@ -97,15 +102,14 @@ class Memory:
         self.target = share * step.coefficients
         self.target[self.Z] += 1.0
         self.target *= self.radius / np.hypot(self.radius, share * step.length)
-        torch.mv(self.rows.T, torch.from_numpy(self.target).to(self.rows), out=out)
+        torch.mv(self.rows[: self.used].T, torch.from_numpy(self.target[: self.used]).to(self.rows), out=out)
         return out.mul_(self.radius / float(torch.linalg.vector_norm(out)))
 
     def accept(self, z: Tensor, gradient: Tensor) -> float:
         """Make the last point of `move` the current one and remember the pair; returns z·∇F."""
-        slot = next((i for i in range(PAIRS) if i not in self.order), None)
-        if slot is None:
-            slot = self.order.pop(0)
-        s, y = 2 * slot, 2 * slot + 1
+        s = next((row for row in range(2, len(self.rows), 2) if row not in self.order), 0) or self.order.pop(0)
+        y = s + 1
+        self.used = max(self.used, s + 2)
         torch.sub(z, self.rows[self.Z], out=self.rows[s])
         self.rows[self.Z].copy_(z)
         self.rows[y].copy_(self.rows[self.T])
@@ -114,7 +118,7 @@ class Memory:
         self._update_gram(s, y)
         inner, square = self.gram[s, y], self.gram[y, y]
         if square > 0 and inner > 1e-10 * np.sqrt(max(self.gram[s, s] * square, 0.0)):
-            self.order.append(slot)
+            self.order.append(s)
             self.scale = inner / square
         else:
             self.scale = min(2 * self.scale, self.radius / max(float(np.sqrt(max(self.gram[self.T, self.T], 0.0))), 1e-300))
