@@ -17,10 +17,11 @@ from geosharp.clone import tied_names, unwrap
 from geosharp.errors import GeosharpError
 from geosharp.functional.pulled_back import PulledBack
 from geosharp.geometry.build import Geometry
+from geosharp.isolation import undisturbed
 from geosharp.losses import LogitNormalization, Loss, Weight
 from geosharp.measurement import Measurement, Measurements
 from geosharp.measures import Measure, resolve
-from geosharp.objective import Objective, undisturbed
+from geosharp.objective import Objective
 from geosharp.options import Rho, checked, divided
 from geosharp.run import Run, prepared
 from geosharp.session import Session

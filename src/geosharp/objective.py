@@ -7,12 +7,10 @@ any `loss(outputs, batch)` that returns a mean, with `weight(batch)` as its deno
 from __future__ import annotations
 
 import contextlib
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -66,6 +64,7 @@ class Objective:
         self.device = next(iter(chosen.values())).device
         self.resolution = autocast or self.dtype
         """The coarsest dtype that the way from parameters to loss goes through; `watch_precision` finds casts inside the model."""
+        self._params = params
         self.copies_inputs = False
         """Whether the model is given copies of its inputs, because it changes them in place."""
         self._check(chosen)
@@ -78,6 +77,12 @@ class Objective:
         self.clone = structural_clone(inner)
         install(self.clone, {**self.values, **self.fixed}, self.alias, self.dtype)
         self.padding = {name: row for name, row in padding_rows(inner, self.alias).items() if name in chosen}
+
+    def widened(self) -> Objective:
+        """The same objective in float64."""
+        wide = Objective(self.user_model, loss=self.custom_loss, weight=self.custom_weight, params=self._params, dtype=torch.float64)
+        wide.copies_inputs = self.copies_inputs
+        return wide
 
     def _check(self, chosen: Mapping[str, Tensor]) -> None:
         for name, parameter in chosen.items():
@@ -266,30 +271,3 @@ class _CoarsestDtype(TorchFunctionMode):
             if tensor.requires_grad and torch.finfo(tensor.dtype).eps > torch.finfo(self.dtype).eps:
                 self.dtype = tensor.dtype
         return result
-
-
-@contextlib.contextmanager
-def undisturbed() -> Iterator[None]:
-    """What goes on inside depends on none of the caller's modes (autocast, inference, no-grad) and leaves no random state behind."""
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(torch.inference_mode(False))
-        stack.enter_context(torch.enable_grad())
-        for device in ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",):
-            stack.enter_context(torch.autocast(device, enabled=False))
-        stack.enter_context(_preserved_random_state())
-        yield
-
-
-@contextlib.contextmanager
-def _preserved_random_state() -> Iterator[None]:
-    """Whatever random numbers are drawn inside, the global generators are bit-identical afterwards."""
-    python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
-        torch.set_rng_state(cpu)
-        if cuda is not None:
-            torch.cuda.set_rng_state_all(cuda)

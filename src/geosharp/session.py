@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from geosharp import batches as data
@@ -19,6 +20,7 @@ from geosharp.geometry.chart import Chart
 from geosharp.objective import Objective
 from geosharp.symmetry.block import Block, Factors, Translation
 from geosharp.symmetry.discover import Found, Symmetries, discover
+from geosharp.symmetry.verify import Outputs
 
 _VERIFIED: OrderedDict[str, Found] = OrderedDict()
 _REMEMBERED = 16
@@ -54,6 +56,12 @@ class Session:
 
     def _discover(self, symmetries: Symmetries, batch: Batch | None) -> Found:
         objective = self.objective
+
+        def wider() -> tuple[Outputs, dict[str, Tensor]]:
+            wide = objective.widened()
+            ready = wide.prepare(batch)
+            return lambda values: wide.outputs(values, ready), {**wide.fixed, **wide.values}
+
         return discover(
             objective.user_model,
             {**objective.fixed, **objective.values},
@@ -62,6 +70,7 @@ class Session:
             coordinates=objective.values,
             alias=objective.alias,
             seed=self.verify_seed,
+            wider=wider if objective.resolution == torch.float32 else None,
         )
 
     def _verification_key(self, few: Batch) -> str:

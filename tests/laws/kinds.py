@@ -149,3 +149,16 @@ class WholeMetric:
 def dense(apply: Callable[[Tensor], Tensor], size: int) -> Tensor:
     """The matrix of a linear map, column by column."""
     return torch.stack([apply(unit) for unit in torch.eye(size, dtype=torch.float64)], 1)
+
+
+def drift(before: Tensor, after: Tensor) -> float:
+    return float((after - before).norm() / before.norm())
+
+
+def weights_moved(model: nn.Module, twin: nn.Module) -> float:
+    first, second = (torch.cat([p.detach().reshape(-1) for p in m.parameters()]) for m in (model, twin))
+    return drift(first, second)
+
+
+def state(model: nn.Module) -> dict[str, Tensor]:
+    return {name: p.data for name, p in model.named_parameters()}

@@ -12,7 +12,8 @@ from geosharp.batches import Batch, ordinary, tensors
 from geosharp.errors import GeosharpError
 from geosharp.geometry import elementwise
 from geosharp.geometry.chart import Chart, Entry
-from geosharp.objective import Objective, undisturbed
+from geosharp.isolation import undisturbed
+from geosharp.objective import Objective
 
 
 class PulledBack:

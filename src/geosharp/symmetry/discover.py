@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor, nn
@@ -125,14 +125,21 @@ def discover(
     coordinates: Collection[str],
     alias: Mapping[str, str],
     seed: int = 0,
+    wider: Callable[[], tuple[Outputs, dict[str, Tensor]]] | None = None,
 ) -> Found:
-    """The blocks of a model with their verdicts. A declared block that is refused is an error; a found one is listed."""
+    """The blocks of a model with their verdicts. A declared block that is refused is an error; a found one is listed.
+
+    `wider` gives the same outputs and values in a wider dtype, asked for where rounding hides what a control shows.
+    """
     blocks, dropped, declared = candidate_blocks(model, values, symmetries, coordinates, alias)
     sizes = {block.name: block.describe(values) for block in blocks}
     if outputs is None:
         verdicts = tuple(Verdict(block, "unverified", reason="no batch was given") for block in blocks)
         return Found(verdicts, tuple(dropped), declared, sizes)
-    verdicts = tuple(_or_degenerate(verdict, values) for verdict in verify_blocks(outputs, values, blocks, seed=seed))
+    found = verify_blocks(outputs, values, blocks, seed=seed)
+    if wider is not None and any(verdict.hidden_by_rounding for verdict in found):
+        found = verify_blocks(*wider(), blocks, seed=seed)
+    verdicts = tuple(_or_degenerate(verdict, values) for verdict in found)
     if declared:
         for verdict in verdicts:
             if verdict.status == "refused":

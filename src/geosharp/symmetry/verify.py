@@ -46,6 +46,11 @@ class Verdict:
     reason: str = ""
 
     @property
+    def hidden_by_rounding(self) -> bool:
+        """Whether the claim might be shown at a higher precision."""
+        return self.status == "undecidable" and self.control > 0
+
+    @property
     def verified(self) -> bool:
         """Whether the claim was shown."""
         return self.status == "verified"
@@ -83,7 +88,8 @@ def _bands(indices: Sequence[int], effects: Sequence[float]) -> list[list[int]]:
 def _bisect(trial: _Trial, indices: list[int], verdicts: dict[int, Verdict]) -> None:
     drift = trial.change(indices, one_sided=False)
     control = trial.change(indices, one_sided=True)
-    if drift <= DRIFT_TO_CONTROL * control * trial.least_share(indices):
+    allowed = DRIFT_TO_CONTROL * control * trial.least_share(indices)
+    if drift <= allowed and trial.eps <= allowed:  # a drift below the last place looks like none
         for index in indices:
             verdicts[index] = Verdict(trial.blocks[index], "verified", drift, control)
     elif len(indices) > 1:
@@ -112,7 +118,8 @@ class _Trial:
         self.elements = [block.random_element(values, generator) for block in blocks]
         self.effects, self.reference = self._first_order_effects(generator)
         self.scale = max(float(self.reference.norm()), torch.finfo(self.reference.dtype).tiny)
-        self.rounding = ROUNDING * torch.finfo(self.reference.dtype).eps
+        self.eps = torch.finfo(self.reference.dtype).eps
+        self.rounding = ROUNDING * self.eps
 
     def least_share(self, indices: Sequence[int]) -> float:
         """The part of a joint control that the least of these blocks has: controls of different blocks add up like √n."""
