@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from geosharp.errors import GeosharpError
+from geosharp.digits import Recipe, digits, train, with_noise
 from geosharp.text import listing, progress, table
 
 if TYPE_CHECKING:
@@ -26,21 +26,6 @@ SCALE = 10.0
 MEASURES = ("standard-l2", "adaptive-l2", "geodesic-inv", "geodesic-mix")
 SAME = 1e-4
 """A relative change up to this, or ten times that of the function, counts as rounding in float32."""
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """How one model is trained."""
-
-    rate: float
-    weight_decay: float = 0.0
-    label_noise: float = 0.0
-
-    @property
-    def name(self) -> str:
-        """The recipe in words."""
-        extra = f", weight decay {self.weight_decay:g}" if self.weight_decay else ""
-        return f"rate {self.rate:g}{extra}" + (f", {self.label_noise:.0%} label noise" if self.label_noise else "")
 
 
 RECIPES = tuple(Recipe(rate, **extra) for rate in (1e-3, 4e-3) for extra in ({}, {"weight_decay": 0.3}, {"label_noise": 0.2}))
@@ -148,71 +133,20 @@ def _one_thread() -> Iterator[None]:
 
 
 def _run(size: Size, seed: int) -> Told:
-    images, labels = _digits(seed)
+    images, labels = digits(seed)
     test = images[size.training :], labels[size.training :]
     trained = []
     for number, recipe in enumerate(size.recipes, 1):
         step = f"model {number} of {len(size.recipes)} ({recipe.name})"
         progress(f"training {step}")
-        noisy = _with_noise(labels[: size.training], recipe.label_noise, seed)
-        model = _train(recipe, images[: size.training], noisy, size.steps, seed)
+        noisy = with_noise(labels[: size.training], recipe.label_noise, seed)
+        model = train(recipe, images[: size.training], noisy, size.steps, seed)
         progress(f"measuring {step}")
         trained.append(_measured(recipe.name, model, (images[: size.training], noisy), test, size))
     progress("rewriting one model and measuring it again")
     rewriting = _rewritten(min(trained, key=lambda one: one.test_error), test[0], seed)
     progress("")
     return Told(tuple(trained), rewriting)
-
-
-# Data and training -----------------------------------------------------------------------------------------------
-
-
-def _digits(seed: int) -> tuple[Tensor, Tensor]:
-    """Images (1797, 1, 8, 8) in [-1, 1] and labels, shuffled."""
-    import torch
-
-    try:
-        import transformers  # noqa: F401 - so that whoever lacks it learns it before the work starts
-        from sklearn.datasets import load_digits
-    except ImportError as error:
-        missing = str(error).splitlines()[0]
-        raise GeosharpError(f"expected transformers and scikit-learn, got: {missing}; run: pip install 'geosharp[demo]'") from error
-    pixels, labels = load_digits(return_X_y=True)
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))
-    images = torch.tensor(pixels, dtype=torch.float32).reshape(-1, 1, 8, 8) / 8 - 1
-    return images[order], torch.tensor(labels)[order]
-
-
-def _with_noise(labels: Tensor, share: float, seed: int) -> Tensor:
-    import torch
-
-    generator = torch.Generator().manual_seed(seed)
-    replaced = torch.rand(len(labels), generator=generator) < share
-    return torch.where(replaced, torch.randint(0, 10, labels.shape, generator=generator), labels)
-
-
-def _train(recipe: Recipe, images: Tensor, labels: Tensor, steps: int, seed: int) -> nn.Module:
-    """A vision transformer of two layers and four heads a layer, by AdamW with a cosine schedule."""
-    import torch
-    from transformers import ViTConfig, ViTForImageClassification
-
-    config = ViTConfig(
-        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, image_size=8, patch_size=2, num_channels=1,
-        num_labels=10, initializer_range=0.1,
-    )  # fmt: skip
-    generator = torch.Generator().manual_seed(seed)
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        model: nn.Module = ViTForImageClassification(config).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.rate, weight_decay=recipe.weight_decay)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
-    for _ in range(steps):
-        rows = torch.randint(0, len(labels), (32,), generator=generator)
-        optimizer.zero_grad()
-        model(pixel_values=images[rows], labels=labels[rows]).loss.backward()
-        optimizer.step()
-        schedule.step()
-    return model.eval()
 
 
 # Measuring -------------------------------------------------------------------------------------------------------

@@ -70,7 +70,7 @@ class Session:
             coordinates=objective.values,
             alias=objective.alias,
             seed=self.verify_seed,
-            wider=wider if objective.resolution == torch.float32 else None,
+            wider=wider if objective.dtype != torch.float64 or objective.autocast is not None else None,
         )
 
     def _verification_key(self, few: Batch) -> str:

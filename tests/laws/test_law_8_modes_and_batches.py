@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,10 +21,7 @@ VECTORS = plain.batch_of_vectors(8)
 MODELS = ("bert", "tied gpt2", "vit", "untidy")
 
 
-@pytest.fixture(autouse=True)
-def _process_restored() -> Iterator[None]:
-    with untouched.process_restored():
-        yield
+pytestmark = pytest.mark.usefixtures("process_restored")
 
 
 @pytest.mark.parametrize("wrapper", untouched.WRAPPERS)

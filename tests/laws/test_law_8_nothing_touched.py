@@ -11,7 +11,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,6 @@ from torch.nn.functional import cross_entropy
 
 import geosharp as gs
 import plain_networks as plain
-import untouched
 from geosharp.session import forget_verifications
 from untouched import CALLS, RADII, SEVERAL, WITH_BATCHES, Fuse, armed, build, every_number, exact, nothing_touched, started
 
@@ -30,10 +29,7 @@ VECTORS = plain.batch_of_vectors(8)
 MODELS = ("bert", "tied gpt2", "vit", "untidy")
 
 
-@pytest.fixture(autouse=True)
-def _process_restored() -> Iterator[None]:
-    with untouched.process_restored():
-        yield
+pytestmark = pytest.mark.usefixtures("process_restored")
 
 
 @pytest.mark.parametrize("call", CALLS)
