@@ -81,16 +81,18 @@ def _across(search: Search) -> Found | None:
     the curvature that the ball sees.
     """
     best, radius = search.best, search.ball.radius
-    direction = search.F.probe(torch.Generator().manual_seed(0))
-    curvature = 0.0
+    direction, size = search.F.cheap_probe(seed=0), 0.0
     for _ in range(PROBES):
-        turned = search.evaluate(_on_sphere(direction, radius)).gradient - search.uphill
-        direction, curvature = turned, float(torch.linalg.vector_norm(turned)) / radius
-    direction = direction - best.z * (float(torch.dot(direction, best.z)) / max(float(torch.dot(best.z, best.z)), 1e-300))
-    if curvature * radius**2 <= float(torch.dot(best.z, best.gradient)) or not bool(direction.any()):
+        seen = search.look(direction.mul_(radius / max(float(torch.linalg.vector_norm(direction)), 1e-300)))
+        if seen is None:
+            return None
+        direction = seen.sub_(search.uphill)
+        size = float(torch.linalg.vector_norm(direction))
+    if size * radius <= float(torch.dot(best.z, best.gradient)) or size == 0.0:
         return None
+    direction.sub_(best.z, alpha=float(torch.dot(direction, best.z)) / max(float(torch.dot(best.z, best.z)), 1e-300))
     side = _on_sphere(direction, radius)
-    sides = [search.evaluate(_on_sphere(best.z + sign * side, radius)) for sign in (1, -1)]
+    sides = [search.evaluate(_on_sphere(torch.add(best.z, side, alpha=sign), radius)) for sign in (1, -1)]
     return max(sides, key=lambda found: found.value)
 
 
