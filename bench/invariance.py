@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 
 from bench.machine import Report
+from geosharp.text import table
 from real_text import fitted_minilm, text_batch
 from rewriting import GEODESIC, INVARIANT, REWRITINGS, Line, lines
 
@@ -42,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
         first = next(iter(cells.values()))
         rho = "" if first.rho is None else f"{first.rho:.4f}"
         rows.append([measure, symmetries, rho, f"{first.before.value:.5f}", *(f"{cells[name].change:.1e}" for name in REWRITINGS)])
-    report.table(rows)
+    report.say(table(rows[0], rows[1:], "<" + ">" * (len(rows[0]) - 1)))
     moved = [line for symmetries, line in found if symmetries == "all" and line.change > line.tolerance]
     report.say(f"\n{len(moved)} of {sum(s == 'all' for s, _ in found)} changes above max(1e-4, 10 x the largest change of an output)")
     if chosen.save:

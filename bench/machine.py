@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -36,15 +35,6 @@ class Report:
         """Print and keep."""
         self.lines.append(text)
         print(text, flush=True)
-
-    def table(self, rows: Sequence[Sequence[str]]) -> None:
-        """Columns as wide as their widest cell, the first one to the left."""
-        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-        for row in rows:
-            first, *others = (
-                f"{cell:<{width}}" if i == 0 else f"{cell:>{width}}" for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-            )
-            self.say("  ".join([first, *others]))
 
     def save(self) -> None:
         """Write bench/results/NAME.txt."""

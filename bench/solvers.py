@@ -15,6 +15,7 @@ import torch
 import geosharp as gs
 from bench.machine import Report
 from bench.worst_case_accuracy import CASES, Case
+from geosharp.text import table
 
 SOLVERS = ("auto-pgd", "default")
 RADII = (0.1, 0.5, 1.0, 2.0)
@@ -49,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
         for solver in SOLVERS:
             cells = [[one[solver, budget] for one in found] for budget in BUDGETS]
             rows.append([f"{rho:g}", solver, *(f"{min(cell):.3f} {statistics.median(cell):.4f}" for cell in cells)])
-    report.table(rows)
+    report.say(table(rows[0], rows[1:], "<" + ">" * (len(rows[0]) - 1)))
     if chosen.save:
         report.save()
     return 0

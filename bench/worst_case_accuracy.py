@@ -150,7 +150,7 @@ def _with_continuations(entry: Entry, case: Case) -> Entry:
     if abs(again.value - entry.value) > 1e-9 * abs(entry.value):
         raise AssertionError(f"{entry.model} {entry.metric} {entry.rho}: the same call gave {entry.value} and {again.value}")
     (ended,) = searches
-    search = Search(ended.F, ended.ball, ended.best.copy(), ended.uphill, CONTINUED, 0.0)
+    search = Search(ended.F, ended.ball, ended.best, ended.uphill, CONTINUED, 0.0)
     with contextlib.suppress(SearchEnded):
         auto_pgd(search)
     with torch.no_grad():

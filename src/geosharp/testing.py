@@ -12,17 +12,16 @@ the same on one's own model and batches.
 from __future__ import annotations
 
 import copy
-import hashlib
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from geosharp.api import measure as measure_all
 from geosharp.api import reparametrize, verify
-from geosharp.batches import Batch, each_batch
+from geosharp.batches import Batch, content_hash, each_batch
 from geosharp.errors import GeosharpError
 from geosharp.functional.worst_case import WorstCase
 from geosharp.measurement import Measurement, Measurements
@@ -158,16 +157,17 @@ def _same(a: Sequence[float], b: Sequence[float]) -> bool:
 
 def _fingerprint(model: nn.Module) -> str:
     """Weights, buffers, gradients, modes and torch's random state."""
-    content = hashlib.blake2b(digest_size=20)
-    tensors: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    for name, tensor in tensors.items():
-        content.update(name.encode())
-        for part in (tensor, tensor.grad if tensor.is_leaf else None):
-            content.update(b"none" if part is None else part.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    content.update(repr([(name, module.training) for name, module in model.named_modules()]).encode())
-    content.update(repr([(name, parameter.requires_grad) for name, parameter in model.named_parameters()]).encode())
-    content.update(torch.get_rng_state().numpy().tobytes())
-    return content.hexdigest()
+    parameters = dict(model.named_parameters())
+    return content_hash(
+        {
+            "parameters": parameters,
+            "gradients": {name: parameter.grad for name, parameter in parameters.items()},
+            "trainable": [(name, parameter.requires_grad) for name, parameter in parameters.items()],
+            "buffers": dict(model.named_buffers()),
+            "modes": [(name, module.training) for name, module in model.named_modules()],
+            "random": torch.get_rng_state(),
+        }
+    )
 
 
 def _bottleneck() -> tuple[nn.Module, list[Batch], Symmetries]:

@@ -50,7 +50,7 @@ class WorstCase:
         results, start, failure = [], center, ""
         for radius in options.rho:
             if failure:  # a larger ball contains the point at which the smaller one's search failed
-                search = Search(F, self.ball(radius), start.copy(), center.gradient, 0, options.tolerance, failure=failure)
+                search = Search(F, self.ball(radius), start, center.gradient, 0, options.tolerance, failure=failure)
                 others: tuple[float, ...] = ()
             else:
                 search, others = self._climb(F, center, start, radius, options)
@@ -60,13 +60,13 @@ class WorstCase:
         return results
 
     def _climb(self, F: PulledBack, center: Found, start: Found, radius: float, options: Options) -> tuple[Search, tuple[float, ...]]:
-        search = Search(F, self.ball(radius), start.copy(), center.gradient, options.steps, options.tolerance)
+        search = Search(F, self.ball(radius), start, center.gradient, options.steps, options.tolerance)
         _solve(search, options)
         values = [search.best.value - center.value]
         generator = torch.Generator().manual_seed(options.seed)
         for _ in range(options.restarts):
-            other = Search(F, self.ball(radius), center.copy(), center.gradient, options.steps, options.tolerance)
-            _solve(other, options, first=search.ball.project_(_random_point(F, radius, self.norm, generator)))
+            other = Search(F, self.ball(radius), center, center.gradient, options.steps, options.tolerance)
+            _solve(other, options, first=search.ball.project_(search.ball.extreme(F.probe(generator))))
             values.append(other.best.value - center.value)
             if other.best.value > search.best.value:
                 search = other
@@ -119,26 +119,18 @@ def _leave_critical_point(search: Search, seed: int) -> None:
     F, radius = search.F, search.ball.radius
     direction = F.probe(torch.Generator().manual_seed(seed))
     step = NUDGE * radius
-    center_gradient = search.best.gradient.clone()
     for _ in range(POWER_STEPS):
         size = float(torch.linalg.vector_norm(direction))
         if size == 0.0:
             return
         direction.mul_(step / size)
-        turned = search.evaluate(search.ball.project_(direction)).gradient - center_gradient
+        turned = search.evaluate(search.ball.project_(direction)).gradient - search.uphill
         if not bool(turned.any()):
             break
         direction = turned
     direction = direction * (step / float(torch.linalg.vector_norm(direction)))
     search.evaluate(search.ball.project_(direction))
     search.evaluate(search.ball.project_(-direction))
-
-
-def _random_point(F: PulledBack, radius: float, norm: str, generator: torch.Generator) -> Tensor:
-    z = F.probe(generator)
-    if norm == "linf":
-        return torch.sign(z) * radius
-    return z * (radius / float(torch.linalg.vector_norm(z)))
 
 
 def _outcome(search: Search, value: float, noise: float) -> str:

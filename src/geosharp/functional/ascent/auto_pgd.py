@@ -33,8 +33,8 @@ def auto_pgd(search: Search) -> None:
     """Climb until the budget or the tolerance ends it."""
     ball, steps = search.ball, search.budget
     marks = set(checkpoints(steps)) if steps else set()
-    current = search.best.copy()
-    previous = current.z.clone()
+    current = search.best
+    previous = current.z
     size, fresh = 2 * ball.radius, True
     last_mark, improved = 0, 0
     size_at_mark, best_at_mark = size, search.best.value
@@ -54,6 +54,6 @@ def auto_pgd(search: Search) -> None:
             size_at_mark, best_at_mark = size, search.best.value
             if stalled or rare:
                 size /= 2
-                current = search.best.copy()
+                current = search.best
                 previous, fresh = current.z, True
             last_mark, improved = step, 0

@@ -59,7 +59,7 @@ class EuclideanBall:
 
     def extreme(self, gradient: Tensor) -> Tensor:
         """The point of the sphere along the gradient."""
-        return self.steepest(gradient).mul_(self.radius)
+        return gradient * (self.radius / max(float(torch.linalg.vector_norm(gradient)), torch.finfo(gradient.dtype).tiny))
 
     def residual(self, z: Tensor, gradient: Tensor, scale: float) -> float:
         """‖∇F - (z·∇F) z/‖z‖²‖ / ‖∇F‖ on the sphere (1 where F falls outwards), ‖∇F‖ / ‖∇F(0)‖ inside."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from dataclasses import dataclass, field
 
@@ -13,18 +14,14 @@ from geosharp.functional.pulled_back import PulledBack
 from geosharp.geometry.mix_geodesic import LeftManifold
 
 
-@dataclass
+@dataclass(frozen=True)
 class Found:
-    """A point with its value and gradient, from one pass."""
+    """A point with its value and gradient, from one pass; the residual is that of the ball it was found for."""
 
     z: Tensor
     value: float
     gradient: Tensor
     residual: float = 1.0
-
-    def copy(self) -> Found:
-        """The same on memory of its own."""
-        return Found(self.z.clone(), self.value, self.gradient.clone(), self.residual)
 
 
 class SearchEnded(Exception):
@@ -54,7 +51,7 @@ class Search:
 
     def __post_init__(self) -> None:
         self._scale = float(torch.linalg.vector_norm(self.uphill))
-        self.best.residual = self.ball.residual(self.best.z, self.best.gradient, self._scale)
+        self.best = dataclasses.replace(self.best, residual=self.ball.residual(self.best.z, self.best.gradient, self._scale))
         self.trace.append((self.best.value, self.best.residual))
 
     def evaluate(self, z: Tensor, out: Tensor | None = None) -> Found:

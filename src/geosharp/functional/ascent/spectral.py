@@ -14,7 +14,7 @@ LONGEST = 4.0
 def projected_ascent(search: Search) -> None:
     """Climb from the best point until it is stationary, steps vanish, or the budget ends."""
     radius = search.ball.radius
-    current = search.best.copy()
+    current = search.best
     length = radius / max(float(torch.linalg.vector_norm(current.gradient)), 1e-300)
     while current.residual > search.tolerance:
         size = float(torch.linalg.vector_norm(current.gradient))

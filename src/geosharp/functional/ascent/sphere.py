@@ -46,7 +46,7 @@ def explore_and_refine(search: Search) -> None:
     toward = search.best.z if warm else search.uphill
     if not bool(toward.any()):
         return  # a critical centre, and nothing to follow
-    first = search.evaluate(_on_sphere(toward, search.ball.radius))
+    first = search.evaluate(search.ball.extreme(toward))
     climber = _Climber(search, first)
     if _cosine(search.uphill, first.gradient) >= ONE_BASIN:
         found = climber.climb(first)
@@ -91,8 +91,8 @@ def _across(search: Search) -> Found | None:
     if size * radius <= float(torch.dot(best.z, best.gradient)) or size == 0.0:
         return None
     direction.sub_(best.z, alpha=float(torch.dot(direction, best.z)) / max(float(torch.dot(best.z, best.z)), 1e-300))
-    side = _on_sphere(direction, radius)
-    sides = [search.evaluate(_on_sphere(torch.add(best.z, side, alpha=sign), radius)) for sign in (1, -1)]
+    side = search.ball.extreme(direction)
+    sides = [search.evaluate(search.ball.extreme(torch.add(best.z, side, alpha=sign))) for sign in (1, -1)]
     return max(sides, key=lambda found: found.value)
 
 
@@ -100,11 +100,11 @@ def _follow(search: Search, radii: Sequence[float]) -> Found | None:
     """The point of the sphere along the gradient at the end of a ladder of radii; nothing where F ends on the way."""
     direction = search.uphill
     for share in radii:
-        seen = search.look(_on_sphere(direction, share * search.ball.radius))
+        seen = search.look(EuclideanBall(share * search.ball.radius).extreme(direction))
         if seen is None:
             return None
         direction = seen
-    return search.evaluate(_on_sphere(direction, search.ball.radius))
+    return search.evaluate(search.ball.extreme(direction))
 
 
 def _mirrored(z: Tensor, axis: Tensor) -> Tensor:
@@ -112,10 +112,6 @@ def _mirrored(z: Tensor, axis: Tensor) -> Tensor:
     square = float(torch.dot(axis, axis))
     along = float(torch.dot(z, axis)) / square if square > 0 else 0.0
     return torch.add(-z, axis, alpha=2 * along)
-
-
-def _on_sphere(direction: Tensor, radius: float) -> Tensor:
-    return direction * (radius / max(float(torch.linalg.vector_norm(direction)), torch.finfo(direction.dtype).tiny))
 
 
 def _cosine(a: Tensor, b: Tensor) -> float:
