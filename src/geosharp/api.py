@@ -25,8 +25,8 @@ from geosharp.objective import Objective
 from geosharp.options import Rho, checked, divided
 from geosharp.run import Run, prepared
 from geosharp.session import Session
-from geosharp.symmetry.block import rename
-from geosharp.symmetry.discover import Found, Symmetries, candidate_blocks
+from geosharp.symmetry.block import moved
+from geosharp.symmetry.discover import Found, Symmetries, candidates, structure
 
 
 def sharpness(model: nn.Module, batches: Iterable[Batch], measure: str | Measure = "geodesic-inv", **options: Any) -> Measurement:
@@ -115,14 +115,13 @@ def reparametrize(model: nn.Module, scale: float = 10.0, seed: int = 0, *, symme
         inner, _ = unwrap(twin)
         alias = tied_names(inner)
         values = {name: p.data for name, p in inner.named_parameters(remove_duplicate=False) if name not in alias}
-        blocks, _, _ = candidate_blocks(inner, values, symmetries, values, alias)
+        parts, _, _ = candidates(inner, values, symmetries, values, alias)
+        blocks, _ = structure(parts, values)
         if not blocks:
             raise GeosharpError("expected a model with symmetry blocks, found none; declare them with symmetries=")
         generator = torch.Generator().manual_seed(seed)
-        elements = [(block, block.random_element(values, generator, scale)) for block in (rename(b, alias) for b in blocks)]
         with torch.no_grad():
-            for block, element in sorted(elements, key=lambda pair: hasattr(pair[0], "left")):
-                block.act(values, element)
+            moved([(block, block.random_element(values, generator, scale)) for block in blocks], values)
     return twin
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from geosharp import batches as data
 from geosharp.batches import Batch
@@ -20,7 +20,7 @@ from geosharp.geometry.chart import Chart
 from geosharp.objective import Objective
 from geosharp.symmetry.block import Block, Factors, Translation
 from geosharp.symmetry.discover import Found, Symmetries, discover
-from geosharp.symmetry.verify import Outputs
+from geosharp.symmetry.scope import Run
 
 _VERIFIED: OrderedDict[str, Found] = OrderedDict()
 _REMEMBERED = 16
@@ -57,13 +57,13 @@ class Session:
     def _discover(self, symmetries: Symmetries, batch: Batch | None) -> Found:
         objective = self.objective
 
-        def wider() -> tuple[Outputs, dict[str, Tensor]]:
+        def wider() -> tuple[nn.Module, Run, dict[str, Tensor]]:
             wide = objective.widened()
             ready = wide.prepare(batch)
-            return lambda values: wide.outputs(values, ready), {**wide.fixed, **wide.values}
+            return wide.clone, lambda values: wide.outputs(values, ready), {**wide.fixed, **wide.values}
 
         return discover(
-            objective.user_model,
+            objective.clone,
             {**objective.fixed, **objective.values},
             symmetries,
             None if batch is None else lambda values: objective.outputs(values, batch),
@@ -116,7 +116,7 @@ class Session:
         if geometry.metric is not None:
             respected = list(used)
         elif geometry.elementwise == "adaptive":
-            respected = [b for b in used if isinstance(b, Factors) and b.read(self._all_values())[0].shape[2] == 1 and not b.is_complex]
+            respected = [b for b in used if isinstance(b, Factors) and b.counted(self._all_values())[1] == 1 and not b.is_complex]
         else:
             respected = []
         names = {block.name for block in respected}

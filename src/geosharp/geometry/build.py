@@ -15,7 +15,7 @@ from geosharp.geometry.gauge import canonical_frame
 from geosharp.geometry.metric import METRICS
 from geosharp.geometry.placement import Placement
 from geosharp.symmetry.block import Block, Factors, Translation
-from geosharp.symmetry.view import read, real_views
+from geosharp.symmetry.view import read, real_views, write
 
 PATHS = ("straight", "second-order", "exact")
 
@@ -68,6 +68,8 @@ def build_chart(
     removed = tuple((block, block.remove(view)) for block in blocks if isinstance(block, Translation))
     factors = [block for block in blocks if isinstance(block, Factors)]
     stacks = tuple(_stack(group, wide, geometry, stored, like.dtype) for group in _groups(factors, wide))
+    for stack in stacks:
+        _carry(stack, wide)
     canonical = {name: value.to(like.dtype) for name, value in wide.items()}
     masks = _coverage(factors, [translation for translation, _ in removed], canonical)
     entries, constants, counts = _elementwise(canonical, masks, geometry, padding)
@@ -90,8 +92,7 @@ def build_chart(
 def _groups(factors: Sequence[Factors], values: Mapping[str, Tensor]) -> list[list[Factors]]:
     groups: dict[tuple[object, ...], list[Factors]] = {}
     for block in factors:
-        left, right = block.read(values)
-        signature = (left.shape[1:], right.shape[1:], block.group, block.is_complex)
+        signature = (*block.rows(values), block.counted(values)[1], block.group, block.is_complex)
         groups.setdefault(signature, []).append(block)
     return list(groups.values())
 
@@ -116,6 +117,15 @@ def _stack(
     metric = METRICS[geometry.metric]
     rows = tuple(([read(values, v).shape[1] for v in block.left], [read(values, v).shape[1] for v in block.right]) for block in blocks)
     return Stack(tuple(blocks), copies, rows, frame, metric, metric.weight(frame), metric.scale(frame))
+
+
+def _carry(stack: Stack, values: Mapping[str, Tensor]) -> None:
+    """Rows that a group moves too and that are no coordinates follow into the canonical gauge (a padding row; removed biases are 0)."""
+    backs = zip(stack.frame.back_left.split(stack.copies), stack.frame.back_right.split(stack.copies), strict=True)
+    for block, sides in zip(stack.blocks, backs, strict=True):
+        for views, back in zip((block.left_carried, block.right_carried), sides, strict=True):
+            for view in views:
+                write(values, view, torch.linalg.solve(back, read(values, view).to(back.dtype), left=False))
 
 
 def _coverage(

@@ -237,9 +237,10 @@ class Chart:
         for stack in self.stacks:
             backs = zip(stack.frame.back_left.split(stack.copies), stack.frame.back_right.split(stack.copies), strict=True)
             for block, (back_left, back_right) in zip(stack.blocks, backs, strict=True):
-                left, right = block.read(moved)
+                whole = block.with_carried()
+                left, right = whole.read(moved)
                 wide = back_left.dtype
-                block.write(moved, (left.to(wide) @ back_left).to(left.dtype), (right.to(wide) @ back_right).to(right.dtype))
+                whole.write(moved, (left.to(wide) @ back_left).to(left.dtype), (right.to(wide) @ back_right).to(right.dtype))
         view = {**fixed, **moved}
         for translation, bias in self.removed:
             translation.shift(view, bias)

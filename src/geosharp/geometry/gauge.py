@@ -49,8 +49,9 @@ def canonical_frame(
             f"expected full column rank in block {names[0]!r}, got width {h} with only {min(n, m)} rows: the product has rank "
             f"{min(n, m)}, so the quotient is not a manifold; leave this block out"
         )
-    if positive:
-        s, U, V = _positive(G, H)
+    if positive or h == 1:
+        s, U, V = _balanced(G, H)
+        U, V = (U, V) if positive else _fix_phase(U, V)
     else:
         qG, rG = torch.linalg.qr(G)
         qH, rH = torch.linalg.qr(H)
@@ -74,8 +75,8 @@ def canonical_frame(
     )
 
 
-def _positive(G: Tensor, H: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Balance by a positive scalar only: for a ReLU neuron a sign flip changes the function."""
+def _balanced(G: Tensor, H: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Balance by positive scalars only: for a ReLU neuron a sign flip changes the function; of one column it is the whole SVD."""
     g, k = torch.linalg.vector_norm(G, dim=1, keepdim=True), torch.linalg.vector_norm(H, dim=1, keepdim=True)
     s = (g * k).squeeze(1).real
     tiny = torch.finfo(torch.float64).tiny

@@ -9,10 +9,13 @@ from dataclasses import dataclass, field
 from torch import Tensor, nn
 
 from geosharp.errors import RankError, SymmetryError
-from geosharp.symmetry.block import Block, Factors, Translation, check_disjoint, rename
-from geosharp.symmetry.layouts import LAYOUTS
-from geosharp.symmetry.site import AttentionSite, blocks_of_site
-from geosharp.symmetry.verify import Outputs, Verdict, verify_blocks
+from geosharp.symmetry.attention import reading_of
+from geosharp.symmetry.block import Block, Factors, Translation, overlaps
+from geosharp.symmetry.layouts import ATTENTION, OTHERS
+from geosharp.symmetry.layouts.adapters import low_rank
+from geosharp.symmetry.reading import Dropped, IsCoordinate, Known, Part, Reading
+from geosharp.symmetry.scope import Run
+from geosharp.symmetry.verify import Verdict, verify_parts
 
 Symmetries = str | Block | Sequence[Block]
 """What `symmetries=` takes: "all", "published", "none", or declared blocks."""
@@ -21,19 +24,16 @@ MODES = ("all", "published", "none")
 
 
 @dataclass(frozen=True)
-class Dropped:
-    """A block that is not used, and why."""
-
-    name: str
-    reason: str
-
-
-@dataclass(frozen=True)
 class Found:
-    """The blocks of one model: candidates with their verdicts, and those not even tried."""
+    """What leaves one model's function unchanged: claims with their verdicts, what was not even tried, what is not used."""
 
     verdicts: tuple[Verdict, ...]
     dropped: tuple[Dropped, ...] = ()
+    """Blocks with a member that is no coordinate."""
+    refused: tuple[Dropped, ...] = ()
+    """What the model's structure rules out."""
+    known: tuple[Known, ...] = ()
+    """Symmetries that are there and not quotiented."""
     declared: bool = False
     sizes: Mapping[str, tuple[str, int, int]] = field(default_factory=dict)
     """Block name -> group, copies, dimension."""
@@ -54,58 +54,86 @@ class Found:
             counted[label] = counted.get(label, 0) + copies
         return tuple(f"{label} x {count}" for label, count in counted.items())
 
-
-def attention_sites(model: nn.Module) -> list[AttentionSite]:
-    """Every attention layer that some layout recognizes; shared layers once."""
-    sites: list[AttentionSite] = []
-    claimed: set[int] = set()
-    rotary = any("rotary" in type(module).__name__.lower() for module in model.modules())
-    for name, module in model.named_modules():
-        for layout in LAYOUTS.values():
-            site = layout(name, module)
-            if site is None or id(module) in claimed:
-                continue
-            claimed.update(id(child) for child in module.modules())
-            between = any(hasattr(module, attribute) for attribute in _BETWEEN)
-            sites.append(dataclasses.replace(site, query_key_is_free=not (rotary or between)))
-            break
-    return sites
+    def known_kinds(self) -> tuple[str, ...]:
+        """What is known and not used, in words, with dimensions added up."""
+        counted: dict[str, int] = {}
+        for known in self.known:
+            counted[known.kind] = counted.get(known.kind, 0) + known.dimension
+        return tuple(f"{kind} ({count} dimensions)" for kind, count in counted.items())
 
 
-_BETWEEN = ("q_norm", "k_norm", "query_norm", "key_norm", "q_layernorm", "k_layernorm", "rotary_emb")
-"""Children by which an attention layer normalizes or rotates queries and keys: GL(h) would be a false claim there."""
+# What there may be ----------------------------------------------------------------------------------------------------
 
 
-def candidate_blocks(
+def parts_of(model: nn.Module, *, published: bool, is_coordinate: IsCoordinate) -> list[Part]:
+    """Every part of a model that some layout recognizes; shared modules once."""
+    parts: list[Part] = []
+    modules = dict(model.named_modules())
+    for name, module in modules.items():
+        parent = modules.get(name.rpartition(".")[0]) if name else None
+        sites = next((found for layout in ATTENTION.values() if (found := layout(name, module, parent))), [])
+        if sites:
+            readings = [reading_of(site, published=published, is_coordinate=is_coordinate) for site in sites]
+            parts.append(Part(sites[0].name, "attention", tuple(readings)))
+        if published:
+            continue
+        others = {kind: layout(name, module, parent) for kind, layout in OTHERS.items()}
+        others["adapter"] = low_rank(name, module, is_coordinate)
+        parts += [Part(name, kind, tuple(readings)) for kind, readings in others.items() if readings]
+    return parts
+
+
+def candidates(
     model: nn.Module, values: Mapping[str, Tensor], symmetries: Symmetries, coordinates: Collection[str], alias: Mapping[str, str]
-) -> tuple[list[Block], list[Dropped], bool]:
-    """Blocks to verify, blocks dropped because a member is no coordinate, and whether the user declared them."""
-    declared = not isinstance(symmetries, str)
-    if isinstance(symmetries, str):
-        if symmetries not in MODES:
-            raise SymmetryError(f"expected symmetries= to be one of {', '.join(MODES)} or declared blocks, got {symmetries!r}")
-        blocks: list[Block] = []
-        for site in attention_sites(model) if symmetries != "none" else []:
-            blocks += blocks_of_site(
-                site, translations=symmetries == "all", is_coordinate=lambda name: alias.get(name, name) in coordinates
-            )
-    else:
-        blocks = _declared(symmetries)
+) -> tuple[list[Part], list[Dropped], bool]:
+    """Parts to verify, blocks dropped because a member is no coordinate, and whether the user declared them."""
+
+    def is_coordinate(name: str) -> bool:
+        return alias.get(name, name) in coordinates
+
+    if not isinstance(symmetries, str):
+        return *_declared(symmetries, values, is_coordinate, alias), True
+    if symmetries not in MODES:
+        raise SymmetryError(f"expected symmetries= to be one of {', '.join(MODES)} or declared blocks, got {symmetries!r}")
+    parts = [] if symmetries == "none" else parts_of(model, published=symmetries == "published", is_coordinate=is_coordinate)
     kept, dropped = [], []
-    for block in (rename(block, alias) for block in blocks):
-        block.describe(values)  # raises one line where a declared view does not fit
+    for part in parts:
+        readings = []
+        for index, reading in enumerate(part.readings):
+            blocks, refused = [], list(reading.refused)
+            for block in (block.renamed(alias) for block in reading.blocks):
+                problem = _misfit(block, values)
+                fixed = "" if problem else _not_free(block, is_coordinate)
+                if problem:
+                    refused.append(Dropped(block.name, problem))
+                elif fixed:
+                    dropped += [Dropped(block.name, fixed)] if index == 0 else []
+                else:
+                    blocks.append(block)
+            readings.append(dataclasses.replace(reading, blocks=tuple(blocks), refused=tuple(refused)))
+        kept.append(dataclasses.replace(part, readings=tuple(readings)))
+    return kept, dropped, False
+
+
+def _misfit(block: Block, values: Mapping[str, Tensor]) -> str:
+    """Why a found block does not fit the model's parameters, or nothing."""
+    try:
+        block.describe(values)
         if isinstance(block, Factors):
-            block.read(values)
-        fixed = [name for name in block.parameters if name not in coordinates]
-        if fixed:
-            dropped.append(Dropped(block.name, f"{', '.join(fixed)}: not trainable or not selected, so not a coordinate"))
-        else:
-            kept.append(block)
-    check_disjoint(kept, values)
-    return kept, dropped, declared
+            block.check(values)
+    except SymmetryError as error:
+        return str(error)
+    return "both sides are the same numbers, which leaves rotations only" if overlaps([block], values) else ""
 
 
-def _declared(symmetries: Block | Sequence[Block]) -> list[Block]:
+def _not_free(block: Block, is_coordinate: IsCoordinate) -> str:
+    fixed = [name for name in block.parameters if not is_coordinate(name)]
+    return f"{', '.join(fixed)}: not trainable or not selected, so not a coordinate" if fixed else ""
+
+
+def _declared(
+    symmetries: Block | Sequence[Block], values: Mapping[str, Tensor], is_coordinate: IsCoordinate, alias: Mapping[str, str]
+) -> tuple[list[Part], list[Dropped]]:
     given = [symmetries] if isinstance(symmetries, (Factors, Translation)) else list(symmetries)
     for item in given:
         if not isinstance(item, (Factors, Translation)):
@@ -113,42 +141,96 @@ def _declared(symmetries: Block | Sequence[Block]) -> list[Block]:
     names = [block.name for block in given]
     if len(set(names)) < len(names):
         raise SymmetryError(f"expected distinct block names, got {names}")
-    return given
+    kept, dropped = [], []
+    for block in (block.renamed(alias) for block in given):
+        block.describe(values)  # raises one line where a declared view does not fit
+        if isinstance(block, Factors):
+            block.check(values)
+        fixed = _not_free(block, is_coordinate)
+        if fixed:
+            dropped.append(Dropped(block.name, fixed))
+        else:
+            kept.append(block)
+    for index, (other, parameter) in overlaps(kept, values).items():
+        raise SymmetryError(
+            f"blocks {kept[other].name!r} and {kept[index].name!r} both act on entries of {parameter!r}; declare disjoint blocks"
+        )
+    return [Part(block.name, "declared", (Reading((block,)),)) for block in kept], dropped
+
+
+def structure(parts: Sequence[Part], values: Mapping[str, Tensor]) -> tuple[list[Block], list[Known]]:
+    """The disjoint blocks of each part's likeliest reading, and those that share entries with one of them."""
+    return _disjoint([block for part in parts for block in part.readings[0].blocks], values)
+
+
+def _disjoint(blocks: Sequence[Block], values: Mapping[str, Tensor]) -> tuple[list[Block], list[Known]]:
+    kept, known = list(blocks), []
+    while shared := overlaps(kept, values):
+        index = min(shared)
+        other, parameter = shared[index]
+        block = kept.pop(index)
+        group, _, dimension = block.describe(values)
+        known.append(
+            Known(block.name, block.kind, group, dimension, f"shares entries of {parameter} with {kept[other].name}", block.tangents)
+        )
+    return kept, known
+
+
+# What is shown --------------------------------------------------------------------------------------------------------
 
 
 def discover(
     model: nn.Module,
     values: dict[str, Tensor],
     symmetries: Symmetries,
-    outputs: Outputs | None,
+    run: Run | None,
     *,
     coordinates: Collection[str],
     alias: Mapping[str, str],
     seed: int = 0,
-    wider: Callable[[], tuple[Outputs, dict[str, Tensor]]] | None = None,
+    wider: Callable[[], tuple[nn.Module, Run, dict[str, Tensor]]] | None = None,
 ) -> Found:
     """The blocks of a model with their verdicts. A declared block that is refused is an error; a found one is listed.
 
-    `wider` gives the same outputs and values in a wider dtype, asked for where rounding hides what a control shows.
+    `wider` gives the model, its outputs and values in a wider dtype, asked for where rounding hides what a control shows.
     """
-    blocks, dropped, declared = candidate_blocks(model, values, symmetries, coordinates, alias)
-    sizes = {block.name: block.describe(values) for block in blocks}
-    if outputs is None:
-        verdicts = tuple(Verdict(block, "unverified", reason="no batch was given") for block in blocks)
-        return Found(verdicts, tuple(dropped), declared, sizes)
-    found = verify_blocks(outputs, values, blocks, seed=seed)
-    if wider is not None and any(verdict.hidden_by_rounding for verdict in found):
-        found = verify_blocks(*wider(), blocks, seed=seed)
-    verdicts = tuple(_or_degenerate(verdict, values) for verdict in found)
+    parts, dropped, declared = candidates(model, values, symmetries, coordinates, alias)
+    if run is None:
+        chosen = [0] * len(parts)
+        verdicts = [Verdict(block, "unverified", reason="no batch was given") for part in parts for block in part.readings[0].blocks]
+    else:
+        claims = [[reading.blocks for reading in part.readings] for part in parts]
+        judged = verify_parts(model, run, values, claims, seed=seed)
+        if wider is not None and any(verdict.hidden_by_rounding for one in judged for verdict in one.verdicts):
+            wide_model, wide_run, wide_values = wider()
+            judged = verify_parts(wide_model, wide_run, wide_values, claims, seed=seed)
+        chosen = [one.reading for one in judged]
+        verdicts = [_or_degenerate(verdict, values) for one in judged for verdict in one.verdicts]
     if declared:
         for verdict in verdicts:
-            if verdict.status == "refused":
-                raise SymmetryError(f"declared block {verdict.block.name!r} is not a symmetry of this model: {verdict.reason}")
-            if verdict.status == "undecidable":
-                raise SymmetryError(
-                    f"declared block {verdict.block.name!r} is undecidable on this batch: {verdict.reason}; give a batch that uses it"
-                )
-    return Found(verdicts, tuple(dropped), declared, sizes)
+            _insist(verdict)
+    readings = [part.readings[index] for part, index in zip(parts, chosen, strict=True)]
+    claimed = [verdict.block for verdict in verdicts if verdict.verified or verdict.status == "unverified"]
+    kept, overlapping = _disjoint(claimed, values)
+    gone = {known.name for known in overlapping}
+    return Found(
+        verdicts=tuple(verdict for verdict in verdicts if verdict.block.name not in gone),
+        dropped=tuple(dropped),
+        refused=tuple(item for reading in readings for item in reading.refused),
+        known=(*(item for reading in readings for item in reading.known), *overlapping),
+        declared=declared,
+        sizes={verdict.block.name: verdict.block.describe(values) for verdict in verdicts},
+    )
+
+
+def _insist(verdict: Verdict) -> None:
+    """A declared block must be shown."""
+    if verdict.status == "refused":
+        raise SymmetryError(f"declared block {verdict.block.name!r} is not a symmetry of this model: {verdict.reason}")
+    if verdict.status == "undecidable":
+        raise SymmetryError(
+            f"declared block {verdict.block.name!r} is undecidable on this batch: {verdict.reason}; give a batch that uses it"
+        )
 
 
 def _or_degenerate(verdict: Verdict, values: Mapping[str, Tensor]) -> Verdict:

@@ -1,82 +1,68 @@
-"""An attention layer as the layouts describe it, and the blocks that follow from it.
+"""An attention layer as the layouts describe it: which features lie where, and what stands between them.
 
-A layout says where query, key, value and output weights of all heads lie; which symmetries these have is the same for
-every family, and is written here once (math.md 6).
+A layout fills in an `AttentionSite`; which symmetries follow is the same for every family and is written once, in
+`attention.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from geosharp.symmetry.block import Block, Factors, Translation
+from geosharp.symmetry.features import Features
 from geosharp.symmetry.view import View
 
 
 @dataclass(frozen=True)
-class Projection:
-    """Weights of all heads as a stack (heads, in, head width) and biases as (heads, 1, head width)."""
+class Rotary:
+    """Queries and keys are rotated, in the first `dims` features of a head, by angles that depend on the position."""
 
-    weight: View
-    bias: View | None = None
+    dims: int
+    interleaved: bool
+    """Pairs (2j, 2j + 1) instead of (j, j + dims / 2)."""
+    known: bool = True
+    """Whether the order of the pairs was read off the model's code; else the other order is tried too."""
+
+
+@dataclass(frozen=True)
+class Norm:
+    """Queries and keys are normalized between the projections and the logits, with gains (and biases) as features."""
+
+    name: str
+    query: tuple[Features, ...] = ()
+    """Gains as (key-value heads or 1, width), for each query head of a group."""
+    key: tuple[Features, ...] = ()
+    cosine: bool = False
+    """Whether a head's queries and keys are divided by their length and nothing else."""
 
 
 @dataclass(frozen=True)
 class AttentionSite:
-    """One soft-max attention layer with as many key-value heads as query heads."""
+    """One soft-max attention layer. Features of heads are (key-value heads, width); several where a group of heads shares them."""
 
     name: str
-    query: Projection
-    key: Projection
-    value: Projection
-    output: View
-    """(heads, out, head width)."""
+    heads: int
+    """Query heads."""
+    width: int
+    """Features of a query head."""
+    query: tuple[Features, ...]
+    key: tuple[Features, ...]
+    """The keys, and what else meets the queries in the logits (query-dependent positions)."""
+    value: tuple[Features, ...]
+    output: tuple[Features, ...]
+    """The inputs of the output map, one for each query head of a group."""
     output_bias: View | None = None
-    query_key_is_free: bool = True
-    """False where something between the projections and the logits (rotary positions, a norm) breaks GL(h)."""
-
-
-def blocks_of_site(site: AttentionSite, *, translations: bool, is_coordinate: Callable[[str], bool]) -> list[Block]:
-    """The disjoint blocks of one attention layer.
-
-    With `translations` the soft-max translations are removed: the key bias is dropped and the value bias moved into the
-    output bias, so neither is in a product block. Without ("published"), or where a translation's members are not all
-    coordinates, biases stay inside the product blocks.
-    """
-    blocks: list[Block] = []
-    drop_key = translations and site.query_key_is_free and site.key.bias is not None and is_coordinate(site.key.bias.parameter)
-    drop_value = (
-        translations
-        and site.value.bias is not None
-        and site.output_bias is not None
-        and is_coordinate(site.value.bias.parameter)
-        and is_coordinate(site.output_bias.parameter)
-    )
-    if drop_key and site.key.bias is not None:
-        control = site.query.bias if site.query.bias is not None else None
-        if control is not None:
-            beside = {"beside": site.key.weight, "control_beside": site.query.weight}
-            blocks.append(Translation(f"{site.name}.key_bias", site.key.bias, control=control, **beside, kind="key bias"))
-        else:
-            drop_key = False  # nothing that could serve as a control: not provable, so not used
-    if drop_value and site.value.bias is not None:
-        flow = {"through": site.output, "into": site.output_bias, "beside": site.value.weight}
-        blocks.append(Translation(f"{site.name}.value_bias", site.value.bias, **flow, kind="value bias"))
-    if site.query_key_is_free:
-        blocks.append(_factors(f"{site.name}.query_key", "query-key", site.query, site.key, drop_key))
-    value, carried = _sides(site.value, drop_value)
-    blocks.append(Factors(f"{site.name}.value_output", value, (site.output,), kind="value-output", left_carried=carried))
-    return blocks
-
-
-def _factors(name: str, kind: str, query: Projection, key: Projection, drop_key: bool) -> Factors:
-    left, _ = _sides(query, False)
-    right, carried = _sides(key, drop_key)
-    return Factors(name, left, right, kind=kind, right_carried=carried)
-
-
-def _sides(projection: Projection, drop_bias: bool) -> tuple[tuple[View, ...], tuple[View, ...]]:
-    """Views that are coordinates, and views that a translation removes."""
-    if projection.bias is None:
-        return (projection.weight,), ()
-    return ((projection.weight,), (projection.bias,)) if drop_bias else ((projection.weight, projection.bias), ())
+    rotary: Rotary | None = None
+    value_rotary: bool = False
+    norm: Norm | None = None
+    gated: bool = False
+    """Whether each feature of the context is multiplied by a gate before the output map."""
+    only_channels: bool = False
+    """Whether queries are also used feature by feature: `key[1:]` are then what they meet there (ConvBERT)."""
+    key_shifts_free: tuple[bool, ...] = (True,)
+    """For each of `key`, whether a constant added to it adds a constant to each query's logits: then the soft-max takes it out.
+    False where it meets something else than the queries, or the soft-max has another term in its sum."""
+    value_shift_is_free: bool = True
+    broken: str = ""
+    """A reason why neither product is one (values clipped in between, adapters on top)."""
+    value_broken: str = ""
+    """A reason why values and output are no product."""

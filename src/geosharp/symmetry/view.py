@@ -29,6 +29,10 @@ class View:
     parameter: str
     steps: tuple[tuple[str, Any], ...] = ()
 
+    def __hash__(self) -> int:
+        # Slices have no hash before Python 3.12.
+        return hash((self.parameter, repr(self.steps)))
+
     def _then(self, step: str, argument: Any = None) -> View:
         return View(self.parameter, (*self.steps, (step, argument)))
 
@@ -72,13 +76,14 @@ class View:
         return tensor
 
     def stack_of(self, tensor: Tensor) -> Tensor:
-        """The same as a stack of matrices (copies, rows, width); a vector is one row, a scalar one entry."""
+        """The same as a stack of matrices (copies, rows, width); a vector is one row, a scalar one entry.
+
+        Further leading dimensions count as copies; such a stack may be a copy, so writing goes through `write`.
+        """
         found = self.of(tensor)
-        if found.ndim > 3:
-            raise SymmetryError(f"expected a view of {self.parameter!r} with at most 3 dimensions, got {found.ndim}; slice it further")
         while found.ndim < 3:
             found = found.unsqueeze(0)
-        return found
+        return found if found.ndim == 3 else found.flatten(0, -3)
 
 
 @dataclass(frozen=True)
@@ -114,14 +119,25 @@ def parameter_of(values: Mapping[str, Tensor], view: View) -> Tensor:
 
 
 def read(values: Mapping[str, Tensor], view: AnyView) -> Tensor:
-    """The stack of matrices that a view shows of these parameters (shares memory unless complex)."""
+    """The stack of matrices that a view shows of these parameters, to be read: `write` is the way back."""
     if isinstance(view, ComplexView):
         return torch.complex(read(values, view.real), read(values, view.imag))
+    return _stacked(values, view)
+
+
+def _stacked(values: Mapping[str, Tensor], view: View, *, meta: bool = False) -> Tensor:
+    parameter = parameter_of(values, view)
     try:
-        return view.stack_of(parameter_of(values, view))
+        return view.stack_of(torch.empty(parameter.shape, device="meta") if meta else parameter)
     except (IndexError, RuntimeError) as error:
         shape = tuple(values[view.parameter].shape)
         raise SymmetryError(f"a view of {view.parameter!r} does not fit its shape {shape}: {error}") from None
+
+
+def shape_of(values: Mapping[str, Tensor], view: AnyView) -> torch.Size:
+    """The shape that `read` gives, without reading."""
+    one = view.real if isinstance(view, ComplexView) else view
+    return _stacked(values, one, meta=True).shape
 
 
 def write(values: Mapping[str, Tensor], view: AnyView, content: Tensor) -> None:
@@ -129,5 +145,6 @@ def write(values: Mapping[str, Tensor], view: AnyView, content: Tensor) -> None:
     if isinstance(view, ComplexView):
         write(values, view.real, content.real)
         write(values, view.imag, content.imag)
-    else:
-        read(values, view).copy_(content)
+        return
+    target = view.of(parameter_of(values, view))
+    target.copy_(content.reshape(target.shape))

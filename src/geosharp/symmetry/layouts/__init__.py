@@ -1,4 +1,4 @@
-"""One file per way of writing attention. A layout looks at a module's structure and config, never at full names."""
+"""One file per way of writing a part of a model. A layout looks at a module's structure and config, never at full names."""
 
 from __future__ import annotations
 
@@ -6,14 +6,35 @@ from collections.abc import Callable
 
 from torch import nn
 
-from geosharp.symmetry.layouts.fused_transposed import fused_transposed
+from geosharp.symmetry.layouts.span_convolution import span_attention, span_convolution
+from geosharp.symmetry.layouts.feed_forward import feed_forward
+from geosharp.symmetry.layouts.fused import fused
+from geosharp.symmetry.layouts.position_bias import position_bias
+from geosharp.symmetry.layouts.products import factorized, sequence
+from geosharp.symmetry.layouts.refused import recognized
 from geosharp.symmetry.layouts.separate import separate
+from geosharp.symmetry.layouts.torch_attention import torch_attention
+from geosharp.symmetry.reading import Reading
 from geosharp.symmetry.site import AttentionSite
 
-Layout = Callable[[str, nn.Module], AttentionSite | None]
+SiteLayout = Callable[[str, nn.Module, nn.Module | None], list[AttentionSite]]
+Layout = Callable[[str, nn.Module, nn.Module | None], list[Reading]]
 
-LAYOUTS: dict[str, Layout] = {
+ATTENTION: dict[str, SiteLayout] = {
+    "span convolution": span_attention,
     "separate": separate,
-    "fused-transposed": fused_transposed,
+    "torch": torch_attention,
+    "fused": fused,
 }
-"""Name -> function of (module name, module) that returns the attention layer it recognizes there, or None."""
+"""Name -> function of (module name, module, the module around it) that describes the attention layer it recognizes there,
+in the ways its structure leaves open, likeliest first; the first layout that recognizes a module has it."""
+
+OTHERS: dict[str, Layout] = {
+    "feed-forward": feed_forward,
+    "sequence": sequence,
+    "factorized embeddings": factorized,
+    "span convolution": span_convolution,
+    "position bias": position_bias,
+    "recognized": recognized,
+}
+"""The same for parts that are no attention; every layout is asked."""

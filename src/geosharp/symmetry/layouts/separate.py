@@ -1,75 +1,63 @@
-"""Separate query, key, value and output `nn.Linear`s, as BERT, RoBERTa, ViT and many others write them.
-
-Two spellings, by structure: an attention module with `q_proj, k_proj, v_proj` and `o_proj` or `out_proj`; and a pair of
-siblings, one with `query, key, value`, the other with the output `dense`.
-"""
+"""Attention with separate query, key and value maps, as BERT, ViT, OPT, LLaMA, T5 and most others write it."""
 
 from __future__ import annotations
 
 from torch import nn
 
-from geosharp.symmetry.site import AttentionSite, Projection
-from geosharp.symmetry.view import View
+from geosharp.symmetry.features import Features, LinearMap
+from geosharp.symmetry.layouts.projections import Heads, adapted, common, divided, finished, map_at, output_map
+from geosharp.symmetry.site import AttentionSite
 
-_HEAD_COUNTS = ("num_attention_heads", "num_heads", "n_heads", "n_head")
+_NAMES = (
+    ("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("q_lin", "k_lin", "v_lin"), ("q", "k", "v"),
+    ("query_proj", "key_proj", "value_proj"), ("to_q", "to_k", "to_v"), ("wq", "wk", "wv"), ("Wq", "Wk", "Wv"),
+    ("linear_q", "linear_k", "linear_v"), ("project_q", "project_k", "project_v"), ("q_head", "k_head", "v_head"),
+    ("q_linear", "k_linear", "v_linear"),
+)  # fmt: skip
 
 
-def separate(name: str, module: nn.Module) -> AttentionSite | None:
-    """The attention layer of a module with separate linear projections."""
-    found = _one_module(module) or _siblings(module)
-    if found is None:
-        return None
-    (owner, query, key, value), output = found
-    linears = dict(module.named_modules())
-    heads = head_count(linears[owner] if owner else module)
-    if heads is None or any(linears[path].weight.shape != linears[query].weight.shape for path in (key, value)):
-        return None  # grouped queries are another layout
-    if linears[query].out_features % heads or linears[output].in_features != linears[value].out_features:
-        return None
-    width = linears[query].out_features // heads
+def separate(name: str, module: nn.Module, parent: nn.Module | None) -> list[AttentionSite]:
+    """The attention layer of a module with three linear projections, grouped queries included."""
+    for names in _NAMES:
+        query, key, value = (map_at(module, name, path) for path in names)
+        if query is not None and key is not None and value is not None:
+            return _sites(name, module, parent, query, key, value)
+    return []
 
-    def projection(path: str) -> Projection:
-        weight = View(f"{name}.{path}.weight".lstrip(".")).unflatten(0, (heads, width)).mT
-        bias = View(f"{name}.{path}.bias".lstrip(".")).unflatten(0, (heads, 1, width))
-        return Projection(weight, bias if linears[path].bias is not None else None)
 
-    dense = f"{name}.{output}".lstrip(".")
-    return AttentionSite(
-        name=name or "attention",
-        query=projection(query),
-        key=projection(key),
-        value=projection(value),
-        output=View(f"{dense}.weight").unflatten(1, (heads, width)).permute(1, 0, 2),
-        output_bias=View(f"{dense}.bias") if linears[output].bias is not None else None,
+def _sites(name: str, module: nn.Module, parent: nn.Module | None, query: LinearMap, key: LinearMap, value: LinearMap) -> list[AttentionSite]:
+    found = divided(module, query.outputs, key.outputs)
+    if found is None or value.outputs % found[0].groups:
+        return []
+    heads, doubled = found
+    output = output_map(module, name, parent, heads.queries * value.outputs // heads.groups)
+    if output is None:
+        return []
+    queries = heads.of_groups(query.made())
+    if doubled:  # of every head first the queries, then the gate
+        queries = tuple(one[:, : heads.width] for one in queries)
+    position_queries, position_keys = (_positions(name, module, heads, path) for path in ("pos_query_proj", "pos_key_proj"))
+    site = AttentionSite(
+        name=common(query.path, output.path),
+        heads=heads.queries,
+        width=heads.width,
+        query=(*queries, *position_queries),
+        key=(key.made().split(0, heads.groups, -1), *position_keys),
+        value=(value.made().split(0, heads.groups, -1),),
+        output=heads.of_groups(output.used()),
+        output_bias=output.bias,
+        gated=doubled,
+        key_shifts_free=(not _positions_meet_keys(module), *(True for _ in position_keys)),
+        broken=adapted(query, key, value, output),
     )
+    return finished(site, module, name)
 
 
-Paths = tuple[tuple[str, str, str, str], str]
+def _positions(name: str, module: nn.Module, heads: Heads, path: str) -> tuple[Features, ...]:
+    """DeBERTa's own projections of positions: queries meet position keys and keys meet position queries, so both join the stacks."""
+    extra = map_at(module, name, path)
+    return () if extra is None else (extra.made().split(0, heads.groups, -1),)
 
 
-def _one_module(module: nn.Module) -> Paths | None:
-    for output in ("o_proj", "out_proj"):
-        names = ("q_proj", "k_proj", "v_proj", output)
-        if all(isinstance(getattr(module, child, None), nn.Linear) for child in names):
-            return ("", *names[:3]), output
-    return None
-
-
-def _siblings(module: nn.Module) -> Paths | None:
-    names = ("query", "key", "value")
-    for owner, child in module.named_children():
-        if all(isinstance(getattr(child, part, None), nn.Linear) for part in names):
-            output = getattr(module, "output", None)
-            if isinstance(getattr(output, "dense", None), nn.Linear):
-                return (owner, *(f"{owner}.{part}" for part in names)), "output.dense"  # type: ignore[return-value]
-    return None
-
-
-def head_count(module: nn.Module) -> int | None:
-    """The number of heads as the module or its config says it."""
-    for holder in (module, getattr(module, "config", None)):
-        for attribute in _HEAD_COUNTS:
-            count = getattr(holder, attribute, None)
-            if isinstance(count, int) and count > 0:
-                return count
-    return None
+def _positions_meet_keys(module: nn.Module) -> bool:
+    return bool(getattr(module, "relative_attention", False)) and "p2c" in (getattr(module, "pos_att_type", None) or ())

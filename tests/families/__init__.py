@@ -1,0 +1,1 @@
+"""Tiny models of very many families of Hugging Face transformers, each with a batch that it reads."""
