@@ -81,15 +81,27 @@ def compare(
 
 
 def symmetries(
-    model: nn.Module, batches: Iterable[Batch] | None = None, *, symmetries: Symmetries = "all", params: str | Sequence[str] | None = None
+    model: nn.Module,
+    batches: Iterable[Batch] | None = None,
+    *,
+    symmetries: Symmetries = "all",
+    params: str | Sequence[str] | None = None,
+    complete: bool = False,
 ) -> Found:
-    """The blocks of a model: found, refused and why; prints as a table. Without batches nothing is verified."""
+    """The blocks of a model: found, refused and why, known and not used; prints as a table.
+
+    Without batches nothing is verified; of the batches the first few rows are used, and no labels are needed. With
+    `complete` the null space of each attention module is found too (for models from small configs): are these all?
+    """
     with undisturbed():
         session = Session(Objective(model, params=params), symmetries)
         if batches is None:
+            if complete:
+                raise GeosharpError("expected batches with complete=True: the modules are called on inputs of their own shapes")
             return session.structure()
-        _, first = next(prepared(session.objective, batches))
-        return session.verify_on(first)
+        batch = session.objective.prepare(next(data.each_batch(batches)))
+        session.objective.watch_precision(data.few(batch), outputs_only=True)
+        return session.complete(batch) if complete else session.verify_on(batch)
 
 
 def verify(

@@ -151,7 +151,7 @@ class Objective:
                 "give weight=, or measure one batch at a time without micro_batch="
             )
 
-    def watch_precision(self, batch: Batch) -> None:
+    def watch_precision(self, batch: Batch, *, outputs_only: bool = False) -> None:
         """Set `resolution` from one forward pass on a batch: some models cast logits, norms or soft-max to float32 inside.
 
         The same pass shows whether the model changes its inputs in place; then it is given copies from here on.
@@ -159,7 +159,7 @@ class Objective:
         leaves = {name: value.detach().requires_grad_() for name, value in self.values.items()}
         own = data.mapped(batch, torch.clone)
         with torch.enable_grad(), _CoarsestDtype(self.resolution) as seen:
-            self.loss(leaves, own)
+            (self.outputs if outputs_only else self.loss)(leaves, own)
         self.resolution = seen.dtype
         self.copies_inputs = any(tensor._version for tensor in data.tensors(own))
 

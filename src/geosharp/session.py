@@ -19,7 +19,8 @@ from geosharp.geometry.build import Geometry, build_chart
 from geosharp.geometry.chart import Chart
 from geosharp.objective import Objective
 from geosharp.symmetry.block import Block, Factors, Translation
-from geosharp.symmetry.discover import Found, Symmetries, discover
+from geosharp.symmetry.complete import completeness
+from geosharp.symmetry.discover import Found, Symmetries, attention_modules, discover
 from geosharp.symmetry.scope import Run
 
 _VERIFIED: OrderedDict[str, Found] = OrderedDict()
@@ -49,6 +50,16 @@ class Session:
                     _VERIFIED.popitem(last=False)
             self._found = _VERIFIED[key]
         return self._found
+
+    def complete(self, batch: Batch) -> Found:
+        """The blocks with their verdicts, and whether they are all of each attention module's symmetries."""
+        found, wide = self.verify_on(batch), self.objective.widened()
+        ready = wide.prepare(data.few(batch))
+        modules = attention_modules(wide.clone, found)
+        claims = [*(verdict.block for verdict in found.verdicts if verdict.verified), *found.known]
+        values = {**wide.fixed, **wide.values}
+        shown = completeness(wide.clone, lambda moved: wide.outputs(moved, ready), values, modules, claims, self.verify_seed)
+        return dataclasses.replace(found, completeness=tuple(shown))
 
     def structure(self) -> Found:
         """The blocks by structure alone, not verified."""

@@ -183,9 +183,9 @@ CORRECTIONS: dict[str, dict[str, Any]] = {
 """What a family needs beyond the table of sizes, by model type; also used for configs inside configs."""
 
 
-def tiny(model_type: str, task: str, *, seed: int = 0, **overrides: Any) -> Tiny:
-    """The family's model for a task, small and with noise on every parameter, and its batch."""
-    cls, config = model_class(model_type, task), tiny_config(model_type, **overrides)
+def tiny(model_type: str, task: str, *, seed: int = 0, narrow: bool = False, **overrides: Any) -> Tiny:
+    """The family's model for a task, small and with noise on every parameter, and its batch; `narrow` halves heads and widths."""
+    cls, config = model_class(model_type, task), tiny_config(model_type, narrow=narrow, **overrides)
     if not isinstance(config, cls.config_class or object):  # a language model whose family nests its config
         config = config.get_text_config(decoder=True)
     if task == "causal-lm" and hasattr(config, "is_decoder"):
@@ -207,10 +207,11 @@ def model_class(model_type: str, task: str) -> type[PreTrainedModel]:
     raise KeyError(f"transformers {transformers.__version__} has no {task} model of type {model_type}")
 
 
-def tiny_config(model_type: str, **overrides: Any) -> Any:
+def tiny_config(model_type: str, *, narrow: bool = False, **overrides: Any) -> Any:
     """The family's config, shrunk; overrides win, and go into nested configs as dicts."""
     cls = CONFIG_MAPPING[model_type] if model_type in CONFIG_MAPPING else model_class(model_type, "base").config_class
-    config = cls(**_merged(_shrunk(cls()), {"num_labels": LABELS, **overrides}))
+    shrunk = _shrunk(cls())
+    config = cls(**_merged(_halved(shrunk) if narrow else shrunk, {"num_labels": LABELS, **overrides}))
     config._experts_implementation = "eager"  # the default one multiplies no float64
     return config
 
@@ -239,6 +240,13 @@ def _shrunk(config: Any) -> dict[str, Any]:
         if hasattr(inner, "to_dict"):
             keywords[name] = {"model_type": inner.model_type, **_shrunk(inner)}
     return _merged(keywords, CORRECTIONS.get(config.model_type, {}))
+
+
+def _halved(keywords: dict[str, Any]) -> dict[str, Any]:
+    """Half of every width and head width, in nested configs too."""
+    halves = {WIDTH: WIDTH // 2, HEAD: HEAD // 2}
+    inner = {name: _halved(value) for name, value in keywords.items() if isinstance(value, dict)}
+    return {name: halves[value] if SIZES.get(name) in halves and value == SIZES[name] else value for name, value in keywords.items()} | inner
 
 
 def _two_layers(kinds: list[Any]) -> list[Any]:

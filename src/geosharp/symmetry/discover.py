@@ -14,7 +14,8 @@ from geosharp.symmetry.block import Block, Factors, Translation, overlaps
 from geosharp.symmetry.layouts import ATTENTION, OTHERS
 from geosharp.symmetry.layouts.adapters import low_rank
 from geosharp.symmetry.reading import Dropped, IsCoordinate, Known, Part, Reading
-from geosharp.symmetry.scope import Run
+from geosharp.symmetry.complete import Completeness
+from geosharp.symmetry.scope import Places, Run
 from geosharp.symmetry.verify import Verdict, verify_parts
 
 Symmetries = str | Block | Sequence[Block]
@@ -37,6 +38,10 @@ class Found:
     declared: bool = False
     sizes: Mapping[str, tuple[str, int, int]] = field(default_factory=dict)
     """Block name -> group, copies, dimension."""
+    completeness: tuple[Completeness, ...] = ()
+    """For each attention module, where it was asked for, whether these are all of its symmetries."""
+    parts: tuple[Part, ...] = ()
+    """What the layouts recognized, each part in the reading that was chosen."""
 
     @property
     def used(self) -> tuple[Block, ...]:
@@ -220,7 +225,30 @@ def discover(
         known=(*(item for reading in readings for item in reading.known), *overlapping),
         declared=declared,
         sizes={verdict.block.name: verdict.block.describe(values) for verdict in verdicts},
+        parts=tuple(dataclasses.replace(part, readings=(reading,)) for part, reading in zip(parts, readings, strict=True)),
     )
+
+
+def attention_modules(model: nn.Module, found: Found) -> dict[str, set[str]]:
+    """The attention modules of a model with the parameters that belong to them, without those of parts nested inside."""
+    places = Places(model)
+    scopes: dict[str, set[str]] = {}
+    nested: set[str] = set()
+    for part in found.parts:
+        blocks = part.readings[0].blocks
+        names = {name for block in blocks for name in block.parameters}
+        if part.kind in WITHIN_ATTENTION and names:
+            scopes.setdefault(places.scope(names), set())
+        elif part.kind != "position bias":
+            nested |= names
+    for scope in scopes:
+        inside = [name for name, _ in model.named_parameters() if name.startswith(f"{scope}.") and name not in nested]
+        scopes[scope] = set(inside)
+    return scopes
+
+
+WITHIN_ATTENTION = ("attention", "span convolution")
+"""Kinds of parts that make up an attention module."""
 
 
 def _insist(verdict: Verdict) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,8 +24,28 @@ Run = Callable[[dict[str, Tensor]], Tensor]
 Evaluate = Callable[[Mapping[str, Tensor]], Tensor]
 """The outputs of a module (or of the whole model) with some parameters replaced."""
 
-Judge = Callable[[Evaluate, Tensor], None]
-"""What to do at a module, given a way to evaluate it and its outputs as they are."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a module, on its real inputs: it can be repeated with other parameters, or on other inputs."""
+
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    output: Tensor
+    """Its outputs as one vector."""
+    installed: Callable[[Mapping[str, Tensor]], contextlib.AbstractContextManager[None]]
+    """Within it some parameters are replaced."""
+
+    def evaluate(self, moved: Mapping[str, Tensor]) -> Tensor:
+        """The outputs with some parameters replaced."""
+        with self.installed(moved):
+            return flat(self.module.forward(*self.args, **self.kwargs)).detach()
+
+
+Judge = Callable[[Call], None]
+"""What to do at a module's first call."""
 
 
 class Places:
@@ -112,7 +133,7 @@ class _Visitor:
             untouched = self._versions[scope] == [tensor._version for tensor in tensors((args, kwargs))]
             if scope not in self.judged and untouched:
                 with self._all_in_place():
-                    judge(lambda moved: self._evaluate(module, args, kwargs, moved), flat(output))
+                    judge(Call(module, args, kwargs, flat(output), self._installed))
                 self.judged.add(scope)
             self._open.subtract(names)
             self._show()
@@ -131,11 +152,11 @@ class _Visitor:
         """Every parameter where it may be used, and NaN elsewhere."""
         self._set({name: self.values[name] if self._open[name] else self.poison[name] for name in self.slots})
 
-    def _evaluate(self, module: nn.Module, args: Any, kwargs: Any, moved: Mapping[str, Tensor]) -> Tensor:
+    @contextlib.contextmanager
+    def _installed(self, moved: Mapping[str, Tensor]) -> Iterator[None]:
         self._set(moved)
-        output = flat(module.forward(*args, **kwargs))
+        yield
         self._set({name: self.values[name] for name in moved})
-        return output
 
     def _set(self, tensors: Mapping[str, Tensor]) -> None:
         for name, tensor in tensors.items():
@@ -157,5 +178,5 @@ def tensors(value: Any) -> Iterator[Tensor]:
 
 def flat(output: Any) -> Tensor:
     """All floating numbers in a module's output as one vector."""
-    parts = [tensor.detach().reshape(-1) for tensor in tensors(output) if tensor.is_floating_point()]
+    parts = [tensor.reshape(-1) for tensor in tensors(output) if tensor.is_floating_point()]
     return torch.cat(parts) if parts else torch.zeros(0)

@@ -68,7 +68,7 @@ def verify_parts(model: nn.Module, run: Run, values: dict[str, Tensor], parts: S
         judges = {
             scope: (
                 {name for index in indices for blocks in parts[index] for name in _touched_by(blocks)},
-                lambda evaluate, reference, indices=indices: judge_all(indices, evaluate, reference),
+                lambda call, indices=indices: judge_all(indices, call.evaluate, call.output),
             )
             for scope, indices in scopes.items()
             if scope

@@ -10,6 +10,7 @@ from geosharp.symmetry.layouts.span_convolution import span_attention, span_conv
 from geosharp.symmetry.layouts.feed_forward import feed_forward
 from geosharp.symmetry.layouts.fused import fused
 from geosharp.symmetry.layouts.position_bias import position_bias
+from geosharp.symmetry.layouts.post_norm import post_norm
 from geosharp.symmetry.layouts.products import factorized, sequence
 from geosharp.symmetry.layouts.refused import recognized
 from geosharp.symmetry.layouts.separate import separate
@@ -35,6 +36,7 @@ OTHERS: dict[str, Layout] = {
     "factorized embeddings": factorized,
     "span convolution": span_convolution,
     "position bias": position_bias,
+    "post-norm": post_norm,
     "recognized": recognized,
 }
 """The same for parts that are no attention; every layout is asked."""

@@ -7,7 +7,7 @@ size (GL(e)); ALBERT's and ELECTRA's, where a layer norm stands between and its 
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Mapping
 
 from torch import nn
 
@@ -42,7 +42,7 @@ def sequence(name: str, module: nn.Module, parent: nn.Module | None) -> list[Rea
 # Factorized embeddings ------------------------------------------------------------------------------------------------
 
 _TO_HIDDEN = ("embed_proj", "embedding_transformation", "project_in", "embeddings_project", "embedding_hidden_mapping_in")
-_BESIDE = ("word_embeddings", "position_embeddings", "token_type_embeddings", "embed_tokens")
+_TABLES = ("word_embeddings", "position_embeddings", "token_type_embeddings", "embed_tokens")
 
 
 def factorized(name: str, module: nn.Module, parent: nn.Module | None) -> list[Reading]:
@@ -65,25 +65,31 @@ def _holder(module: nn.Module, name: str, path: str) -> tuple[nn.Module | None, 
 
 def _without_norm(name: str, module: nn.Module, to_hidden: LinearMap) -> list[Reading]:
     """Embeddings that are added up and mapped, or set side by side and mapped (MobileBERT)."""
-    tables = {path: getattr(module, path, None) for path in _BESIDE}
+    tables = {path: getattr(module, path, None) for path in _TABLES}
     found = {path: table for path, table in tables.items() if isinstance(table, nn.Embedding)}
     size = next((table.embedding_dim for table in found.values()), 0)
     if not size or to_hidden.inputs % size:
         return []
+    sides = to_hidden.used().split(0, -1, size)
+    right = tuple(sides[i].weight.mT for i in range(to_hidden.inputs // size))
+    out = linear_map(getattr(module, "project_out", None), join(name, "project_out"))
+    back = () if out is None or out.outputs != size else (out.made().weight.mT,)
+    narrow = {path: table for path, table in found.items() if table.embedding_dim == size}
+    words = dict(list(narrow.items())[:1])
+    # Positions may be added before or after the map; the way back to the embeddings may end in the same table (OPT's tied head).
+    readings = ((tables, used) for tables in (narrow, words) for used in ((*right, *back), right))
+    blocks = dict.fromkeys(_table_block(name, tables, used) for tables, used in readings)
+    return [Reading((block,)) for block in blocks]
+
+
+def _table_block(name: str, tables: Mapping[str, nn.Embedding], right: tuple[View, ...]) -> Factors:
     left: list[View] = []
     carried: list[View] = []
-    for path, table in found.items():
-        if table.embedding_dim == size:
-            rows, pad = _without_padding(View(join(name, path, "weight")), table)
-            left += rows
-            carried += pad
-    used = to_hidden.used().split(0, -1, size)
-    right = tuple(used[i].weight.mT for i in range(to_hidden.inputs // size))
-    readings = [Factors(join(name, "embeddings"), tuple(left), right, kind="factorized embeddings", left_carried=tuple(carried))]
-    out = linear_map(getattr(module, "project_out", None), join(name, "project_out"))
-    if out is not None and out.outputs == size:  # the way back to the embeddings as the head's weights (OPT)
-        readings.append(dataclasses.replace(readings[0], right=(*right, out.made().weight.mT)))
-    return [Reading((block,)) for block in readings]
+    for path, table in tables.items():
+        rows, pad = _without_padding(View(join(name, path, "weight")), table)
+        left += rows
+        carried += pad
+    return Factors(join(name, "factorized"), tuple(left), right, kind="factorized embeddings", left_carried=tuple(carried))
 
 
 def _without_padding(weight: View, table: nn.Embedding) -> tuple[list[View], list[View]]:
@@ -102,5 +108,5 @@ def _behind_norm(name: str, module: nn.Module, to_hidden: LinearMap) -> list[Rea
     gains = None if norm is None else gain_of(norm, path)
     if gains is None or gain_size(norm) != to_hidden.inputs:
         return []
-    block = Factors(join(name, "embeddings"), gains.scalars(), to_hidden.used().scalars(), kind="factorized embeddings")
+    block = Factors(join(name, "factorized"), gains.scalars(), to_hidden.used().scalars(), kind="factorized embeddings")
     return [Reading((block,))]

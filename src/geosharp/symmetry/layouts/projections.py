@@ -114,7 +114,7 @@ def finished(site: AttentionSite, module: nn.Module, prefix: str) -> list[Attent
 def _norm(site: AttentionSite, module: nn.Module, prefix: str, names: tuple[str, str] | None) -> Norm | None:
     if names is None:
         return Norm("a normalization to length 1", cosine=True) if is_cosine(module) else None
-    gains = [_gain(getattr(module, name), join(prefix, name)) for name in names]
+    gains = [gain_of(getattr(module, name), join(prefix, name)) for name in names]
     label = " and ".join(dict.fromkeys(names))
     if gains[0] is None or gains[1] is None:
         return Norm(label)

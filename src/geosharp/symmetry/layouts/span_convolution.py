@@ -85,11 +85,13 @@ def span_convolution(name: str, module: nn.Module, parent: nn.Module | None) -> 
     made = mixed.maps["conv_out_layer"].made().split(0, mixed.heads.groups, -1)
     depthwise = Features(View(join(mixed.separable, "depthwise.weight"))[:, 0])
     pointwise = Features(View(join(mixed.separable, "pointwise.weight"))[:, :, 0].T)
+    convolved = Features(View(join(mixed.separable, "pointwise.weight"))[:, :, 0], View(join(mixed.separable, "bias"))[:, 0])
+    kernel = mixed.maps["conv_kernel_layer"]
     blocks = (
         Factors(f"{label}.convolution_output", made.matrix(), mixed.contexts()[1].matrix(), kind="convolution-output"),
+        Factors(f"{label}.kernel_channels", convolved.scalars(), kernel.used().scalars(), kind="kernel channels"),
         Factors(f"{label}.separable", depthwise.scalars(), pointwise.scalars(), kind="separable convolution"),
     )
-    kernel = mixed.maps["conv_kernel_layer"]
     dimension = mixed.heads.queries * (kernel.inputs + kernel.has_bias)
     shifts = _KernelShifts(kernel, mixed.heads.queries)
     known = Known(f"{label}.kernel", "kernel shift", f"R^{kernel.inputs + kernel.has_bias}", dimension, "its maps stay element-wise", shifts)
