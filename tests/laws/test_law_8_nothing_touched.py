@@ -98,7 +98,7 @@ def test_an_error_in_any_forward_pass_reaches_the_caller_and_nothing_is_touched(
     forget_verifications()
     expected = exact(CALLS[call](model, batch, blocks))
     moments = sorted({1, 2, fuse.calls // 2, fuse.calls})
-    assert len(moments) > 2
+    assert len(moments) > 1
     for at, error in zip(moments, ERRORS, strict=False):
         fuse.set(at, error)
         forget_verifications()
