@@ -148,7 +148,7 @@ def _tried(task: str, model_type: str, seconds: int) -> Row:
     """Any failure of a family is a finding here, so nothing is let through."""
     class_name, error, parameters = "", "", 0
     try:
-        with _at_most(seconds), warnings.catch_warnings():
+        with at_most(seconds), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             class_name = model_class(model_type, task).__name__
             made = tiny(model_type, task)
@@ -160,7 +160,7 @@ def _tried(task: str, model_type: str, seconds: int) -> Row:
 
 
 @contextmanager
-def _at_most(seconds: int) -> Iterator[None]:
+def at_most(seconds: int) -> Iterator[None]:
     """A family that the sizes did not shrink would take minutes."""
 
     def stop(_signal: int, _frame: FrameType | None) -> None:

@@ -37,6 +37,7 @@ def reading_of(site: AttentionSite, *, published: bool, is_coordinate: IsCoordin
         Reading(tuple(shifts.values()))
         + _query_key(site, dropped, published=published)
         + _value_output(site, dropped, published=published)
+        + Reading((), (), () if published else tuple(_joint_shifts(site)))
     )
 
 
@@ -149,6 +150,42 @@ def _block(name: str, kind: str, left: tuple[Features, ...], right: tuple[Featur
         sides.append(tuple(view for one in features for view in form(one) if view not in gone))
         carried.append(tuple(gone))
     return Factors(name, sides[0], sides[1], kind=kind, left_carried=carried[0], right_carried=carried[1])
+
+
+# A further key and value of every sequence ----------------------------------------------------------------------------
+
+
+def _joint_shifts(site: AttentionSite) -> Iterator[Known]:
+    """A constant in all keys, or in all values, the extra ones included."""
+    if not site.extra_rows or site.output_bias is None:
+        return
+    for kind, sides, through in (("key shift", site.key, ()), ("value shift", site.value, site.output)):
+        if all(one.bias is not None for one in sides[:1]):
+            size, reason = site.heads * site.width, "two biases move together, and both are coordinates"
+            shift = _JointShift(sides, through, site.output_bias)
+            yield Known(f"{site.name}.{kind.replace(' ', '_')}", kind, f"R^{site.width}", size, reason, shift)
+
+
+@dataclass(frozen=True)
+class _JointShift:
+    """One vector added to a bias and to the extra row beside it, and what carries it on."""
+
+    sides: tuple[Features, ...]
+    through: tuple[Features, ...]
+    into: View
+
+    def __call__(self, values: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+        bias, row = self.sides[0].bias, self.sides[1].weight
+        assert bias is not None
+        shape = bias.of(parameter_of(values, bias)).shape
+        for unit in torch.eye(shape.numel(), dtype=parameter_of(values, bias).dtype).view(-1, *shape):
+            change = {name: torch.zeros_like(values[name]) for name in (bias.parameter, row.parameter)}
+            bias.of(change[bias.parameter]).copy_(unit)
+            row.of(change[row.parameter])[..., 0].copy_(unit)
+            flow = [(one.weight.of(parameter_of(values, one.weight)) * unit[..., None]).sum((0, 1)) for one in self.through]
+            if flow:
+                change[self.into.parameter] = -torch.stack(flow).sum(0)
+            yield change
 
 
 # Cosine attention -----------------------------------------------------------------------------------------------------

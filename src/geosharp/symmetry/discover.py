@@ -102,9 +102,10 @@ def candidates(
         raise SymmetryError(f"expected symmetries= to be one of {', '.join(MODES)} or declared blocks, got {symmetries!r}")
     parts = [] if symmetries == "none" else parts_of(model, published=symmetries == "published", is_coordinate=is_coordinate)
     kept, dropped = [], []
+    tied = {*alias, *alias.values()}
     for part in parts:
-        readings = []
-        for index, reading in enumerate(part.readings):
+        readings: list[Reading] = []
+        for index, reading in enumerate(one for one in part.readings if not one.if_tied or one.if_tied in tied):
             blocks, refused = [], list(reading.refused)
             for block in (block.renamed(alias) for block in reading.blocks):
                 problem = _misfit(block, values)

@@ -43,6 +43,8 @@ class Reading:
     blocks: tuple[Block, ...]
     refused: tuple[Dropped, ...] = ()
     known: tuple[Known, ...] = ()
+    if_tied: str = ""
+    """The parameter that has to be tied to another for this reading."""
 
     def __add__(self, other: Reading) -> Reading:
         return Reading(self.blocks + other.blocks, self.refused + other.refused, self.known + other.known)

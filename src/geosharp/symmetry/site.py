@@ -62,6 +62,8 @@ class AttentionSite:
     """For each of `key`, whether a constant added to it adds a constant to each query's logits: then the soft-max takes it out.
     False where it meets something else than the queries, or the soft-max has another term in its sum."""
     value_shift_is_free: bool = True
+    extra_rows: bool = False
+    """Whether `key[1]` and `value[1]` are a further key and value of every sequence: shifts are free together with theirs only."""
     broken: str = ""
     """A reason why neither product is one (values clipped in between, adapters on top)."""
     value_broken: str = ""

@@ -1,4 +1,4 @@
-"""Low-rank adapters as peft writes them: LoRA, rsLoRA, DoRA, one or several, on linear maps, `Conv1D` and embeddings.
+"""Low-rank adapters as peft writes them: LoRA, rsLoRA, DoRA, one or several, on linear maps, `Conv1D`, convolutions, embeddings.
 
 What they add is a product of two matrices, so GL(r) acts, whatever the scale; DoRA's magnitudes stay outside. On a frozen
 base this is all there is. On a base that is measured too, a change of the base can take back a change of the product, so
@@ -17,68 +17,135 @@ from torch import Tensor, nn
 from geosharp.symmetry.block import Factors
 from geosharp.symmetry.features import join
 from geosharp.symmetry.reading import Dropped, IsCoordinate, Known, Reading
-from geosharp.symmetry.view import View, parameter_of, real_views
+from geosharp.symmetry.view import View, parameter_of
 
-_PAIRS = (("lora_A", "lora_B", "weight"), ("lora_embedding_A", "lora_embedding_B", ""))
+PENALIZED = "the loss of AdaLoRA has a penalty on its factors, which only rotations and signs would leave alone"
 
 
 def low_rank(name: str, module: nn.Module, is_coordinate: IsCoordinate) -> list[Reading]:
     """The active adapters of one module."""
-    blocks = list(_blocks(name, module))
-    if not blocks:
+    pairs = list(_pairs(name, module))
+    if not pairs:
         return []
-    base = getattr(module, "base_layer", None)
-    measured = [path for path, _ in base.named_parameters()] if isinstance(base, nn.Module) else []
-    free = [path for path in measured if path.startswith("weight") and is_coordinate(join(name, "base_layer", path))]
-    if free:
-        reason = f"its base {join(name, 'base_layer', free[0])} is measured too, and takes back what the adapter adds: merge the adapter first"
-        return [Reading((), tuple(Dropped(block.name, reason) for block in blocks))]
-    return [Reading(tuple(blocks), (), tuple(_exchanges(module, blocks)))]
+    reason = PENALIZED if hasattr(module, "lora_E") else _taken_back(name, module, is_coordinate)
+    if reason:
+        return [Reading((), tuple(Dropped(pair.name, reason) for pair in pairs))]
+    return [Reading(tuple(pair.block() for pair in pairs), (), tuple(_exchanges(pairs)))]
 
 
-def _blocks(name: str, module: nn.Module) -> Iterator[Factors]:
-    merged = bool(getattr(module, "merged", False)) or bool(getattr(module, "disable_adapters", False))
-    active = [] if merged else getattr(module, "active_adapters", ())
-    for first, second, leaf in _PAIRS:
+def _taken_back(name: str, module: nn.Module, is_coordinate: IsCoordinate) -> str:
+    """Why the product is no set of coordinates of its own, or nothing."""
+    path, base = _base(name, module)
+    only = getattr(module, "parameter_name", None)
+    matrices = [leaf for leaf, value in base.named_parameters(recurse=False) if (leaf == only if only else value.ndim > 1)]
+    measured = [join(path, leaf) for leaf in matrices if is_coordinate(join(path, leaf))]
+    return f"its base {measured[0]} is measured too, and takes back what the adapter adds: merge the adapter first" if measured else ""
+
+
+# One adapter ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """The two factors of one adapter: (rank, inputs, kernel…) and (outputs, rank, 1…)."""
+
+    name: str
+    down: str
+    up: str
+    kernel: tuple[int, ...] = ()
+    groups: int = 1
+    """Outputs of a grouped convolution: each group reads its own part of the rank."""
+    experts: int = 0
+    padding: int | None = None
+    """The column of an embedding's first factor that autograd masks."""
+    rank: int = 0
+    scale: float = 1.0
+    plain: bool = True
+    """Whether all of the rank meets all inputs and outputs, and nothing else is done with the product."""
+
+    def block(self) -> Factors:
+        """The product as a block."""
+        down, up = View(self.down), View(self.up)
+        if self.experts:  # peft writes (experts · rank, inputs) and (outputs, rank · experts)
+            inputs, outputs = down.unflatten(0, (self.experts, -1)).mT, up.unflatten(1, (-1, self.experts)).permute(2, 0, 1)
+            return Factors(self.name, (inputs,), (outputs,), kind="adapter")
+        if self.kernel:  # a row for each input at each place of the kernel
+            down, up = down.unflatten(0, (self.groups, -1)), up.unflatten(0, (self.groups, -1))
+            places = itertools.product(*(range(size) for size in self.kernel))
+            reads = tuple(down[(..., *place)].mT for place in places)
+            return Factors(self.name, reads, (up[(..., *(0 for _ in self.kernel))],), kind="adapter")
+        rows, pad = _without(down.T, self.padding)
+        return Factors(self.name, rows, (up,), kind="adapter", left_carried=pad)
+
+
+def _without(rows: View, pad: int | None) -> tuple[tuple[View, ...], tuple[View, ...]]:
+    """The rows that are coordinates, and the padding row, which only follows."""
+    if pad is None:
+        return (rows,), ()
+    return ((rows[:pad],) if pad else ()) + (rows[pad + 1 :],), (rows[pad : pad + 1],)
+
+
+def _pairs(name: str, module: nn.Module) -> Iterator[_Pair]:
+    """The adapters that are added to a module's outputs now: neither merged into the base nor switched off."""
+    silent = getattr(module, "merged", False) or getattr(module, "disable_adapters", False)
+    if silent or not isinstance(getattr(module, "base_layer", None), nn.Module):
+        return
+    for first, second in (("lora_A", "lora_B"), ("lora_embedding_A", "lora_embedding_B")):
         left, right = getattr(module, first, None), getattr(module, second, None)
         if not isinstance(left, (nn.ModuleDict, nn.ParameterDict)) or not isinstance(right, (nn.ModuleDict, nn.ParameterDict)):
             continue
-        for adapter in active:
-            weights = [_weight(side[adapter]) for side in (left, right) if adapter in side]
-            if len(weights) == 2 and all(weight is not None and weight.ndim == 2 for weight in weights):
-                down, up = (View(join(name, part, adapter, leaf)) for part in (first, second))
-                yield Factors(join(name, adapter), (down.T,), (up,), kind="adapter")
+        for adapter in getattr(module, "active_adapters", ()):
+            if adapter in left and adapter in right:
+                yield _pair(name, module, adapter, (first, second), (left[adapter], right[adapter]))
 
 
-def _weight(side: object) -> Tensor | None:
-    found = side if isinstance(side, Tensor) else getattr(side, "weight", None)
-    return found if isinstance(found, Tensor) else None
+def _pair(name: str, module: nn.Module, adapter: str, parts: tuple[str, str], sides: tuple[object, object]) -> _Pair:
+    embeds = isinstance(sides[0], Tensor)
+    down, up = (join(name, part, adapter, "" if embeds else "weight") for part in parts)
+    groups, experts = getattr(sides[1], "groups", 1), getattr(module, "num_experts", 0)
+    return _Pair(
+        join(name, adapter),
+        down,
+        up,
+        kernel=tuple(getattr(sides[0], "kernel_size", ())),
+        groups=groups,
+        experts=experts,
+        padding=getattr(_base(name, module)[1], "padding_idx", None) if embeds else None,
+        rank=getattr(module, "r", {}).get(adapter, 0),
+        scale=float(getattr(module, "scaling", {}).get(adapter, 1.0)),
+        plain=groups == 1 and experts < 2 and adapter not in getattr(module, "lora_variant", {}),
+    )
+
+
+def _base(name: str, module: nn.Module) -> tuple[str, nn.Module]:
+    """What the adapters of a module add to; wrappers of single parameters are nested."""
+    while isinstance(base := getattr(module, "base_layer", None), nn.Module):
+        name, module = join(name, "base_layer"), base
+    return name, module
+
+
+# Two adapters ---------------------------------------------------------------------------------------------------------
+
+
+def _exchanges(pairs: list[_Pair]) -> Iterator[Known]:
+    """Two active adapters add up to one of the joint rank, and GL(r₁ + r₂) is more than GL(r₁) x GL(r₂)."""
+    for one, other in itertools.permutations(pairs, 2):
+        if one.plain and other.plain:
+            name, reason = f"{one.name}+{other.name.rpartition('.')[2]}", "each adapter is a block of its own"
+            yield Known(name, "adapter exchange", "R", one.rank * other.rank, reason, _Exchange(one, other))
 
 
 @dataclass(frozen=True)
 class _Exchange:
     """A row of one adapter's first factor added to the other's, and taken back in the one's second factor."""
 
-    one: Factors
-    other: Factors
-    scales: tuple[float, float]
+    one: _Pair
+    other: _Pair
 
     def __call__(self, values: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
-        down, up = (parameter_of(values, real_views(side)[0]) for side in (self.one.left, self.other.right))
-        into_name, back_name = (real_views(side)[0].parameter for side in (self.other.left, self.one.right))
-        for i, j in itertools.product(range(down.shape[0]), range(up.shape[1])):
-            into, back = torch.zeros_like(values[into_name]), torch.zeros_like(values[back_name])
-            into[j] = self.scales[0] * down[i]
-            back[:, i] = -self.scales[1] * up[:, j]
-            yield {into_name: into, back_name: back}
-
-
-def _exchanges(module: nn.Module, blocks: list[Factors]) -> Iterator[Known]:
-    """Two active adapters add up to one of the joint rank, and GL(r₁ + r₂) is more than GL(r₁) x GL(r₂)."""
-    scaling = getattr(module, "scaling", {})
-    for one, other in itertools.permutations(blocks, 2):
-        scales = tuple(float(scaling.get(block.name.rpartition(".")[2], 1.0)) for block in (one, other))
-        ranks = [getattr(module, "r", {}).get(block.name.rpartition(".")[2], 0) for block in (one, other)]
-        name = f"{one.name}+{other.name.rpartition('.')[2]}"
-        reason = "each adapter is a block of its own"
-        yield Known(name, "adapter exchange", "R", ranks[0] * ranks[1], reason, _Exchange(one, other, (scales[0], scales[1])))
+        down, up = (parameter_of(values, View(name)) for name in (self.one.down, self.other.up))
+        for i, j in itertools.product(range(self.one.rank), range(self.other.rank)):
+            into, back = torch.zeros_like(values[self.other.down]), torch.zeros_like(values[self.one.up])
+            into[j] = self.one.scale * down[i]
+            back[:, i] = -self.other.scale * up[:, j]
+            yield {self.other.down: into, self.one.up: back}

@@ -77,9 +77,10 @@ def _without_norm(name: str, module: nn.Module, to_hidden: LinearMap) -> list[Re
     narrow = {path: table for path, table in found.items() if table.embedding_dim == size}
     words = dict(list(narrow.items())[:1])
     # Positions may be added before or after the map; the way back to the embeddings may end in the same table (OPT's tied head).
-    readings = ((tables, used) for tables in (narrow, words) for used in ((*right, *back), right))
-    blocks = dict.fromkeys(_table_block(name, tables, used) for tables, used in readings)
-    return [Reading((block,)) for block in blocks]
+    tied = join(name, next(iter(words)), "weight")
+    sets = [narrow] if list(narrow) == list(words) else [narrow, words]
+    found_back = [Reading((_table_block(name, tables, (*right, *back)),), if_tied=tied) for tables in sets if back]
+    return [*found_back, *(Reading((_table_block(name, tables, right),)) for tables in sets)]
 
 
 def _table_block(name: str, tables: Mapping[str, nn.Embedding], right: tuple[View, ...]) -> Factors:

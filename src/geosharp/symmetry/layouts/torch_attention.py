@@ -33,6 +33,7 @@ def torch_attention(name: str, module: nn.Module, parent: nn.Module | None) -> l
         output_bias=output.bias,
         key_shifts_free=(whole, *(() if extra[0] is None else (False,))),
         value_shift_is_free=whole,
+        extra_rows=extra[0] is not None and not getattr(module, "add_zero_attn", False),
     )
     return finished(site, module, name)
 
