@@ -7,6 +7,7 @@ import sys
 
 BENCHMARKS = {
     "accuracy": ("worst_case_accuracy", "the default worst-case solver against a slow independent one (15 minutes of one core)"),
+    "discovery": ("discovery", "finding and verifying the symmetries of large models, in forward passes (5 minutes, 12 GiB)"),
     "cost": ("cost", "one measured evaluation in plain forward-backward passes (10 minutes)"),
     "invariance": ("invariance", "MiniLM rewritten in five ways, every geodesic measure before and after (5 minutes)"),
     "solvers": ("solvers", "Auto-PGD and the default solver at equal budgets (5 minutes)"),

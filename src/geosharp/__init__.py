@@ -24,6 +24,7 @@ _WHERE = {
     "Geometry": "geometry.build",
     "Measurement": "measurement",
     "Measurements": "measurement",
+    "Found": "symmetry.discover",
     "Factors": "symmetry.factors",
     "Translation": "symmetry.translation",
     "View": "symmetry.view",

@@ -13,6 +13,7 @@ from geosharp.measurement import Measurement as Measurement
 from geosharp.measurement import Measurements as Measurements
 from geosharp.measures import Measure as Measure
 from geosharp.measures import register as register
+from geosharp.symmetry.discover import Found as Found
 from geosharp.symmetry.factors import Factors as Factors
 from geosharp.symmetry.translation import Translation as Translation
 from geosharp.symmetry.view import ComplexView as ComplexView

@@ -90,8 +90,11 @@ class Objective:
                 raise GeosharpError(
                     f"expected all measured parameters on one device, got {name!r} on {parameter.device} and others on {self.device}"
                 )
-            finite = torch.isfinite(parameter.detach())
-            if not bool(finite.all()):
+            # What is not finite shows in the sum, which costs less than looking at every entry.
+            if not bool(torch.isfinite(parameter.detach().sum(dtype=torch.float32 if parameter.dtype.itemsize < 4 else None))):
+                finite = torch.isfinite(parameter.detach())
+                if bool(finite.all()):
+                    continue
                 raise GeosharpError(
                     f"expected finite weights, got {int((~finite).sum())} non-finite entries in {name!r}; "
                     "this checkpoint is broken: measure an earlier one"
@@ -151,7 +154,7 @@ class Objective:
                 "give weight=, or measure one batch at a time without micro_batch="
             )
 
-    def watch_precision(self, batch: Batch, *, outputs_only: bool = False) -> None:
+    def watch_precision(self, batch: Batch) -> None:
         """Set `resolution` from one forward pass on a batch: some models cast logits, norms or soft-max to float32 inside.
 
         The same pass shows whether the model changes its inputs in place; then it is given copies from here on.
@@ -159,7 +162,7 @@ class Objective:
         leaves = {name: value.detach().requires_grad_() for name, value in self.values.items()}
         own = data.mapped(batch, torch.clone)
         with torch.enable_grad(), _CoarsestDtype(self.resolution) as seen:
-            (self.outputs if outputs_only else self.loss)(leaves, own)
+            self.loss(leaves, own)
         self.resolution = seen.dtype
         self.copies_inputs = any(tensor._version for tensor in data.tensors(own))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -37,10 +38,20 @@ class Session:
         self.allow_no_symmetry, self.verify_seed = allow_no_symmetry, verify_seed
         self._found: Found | None = None
         self._charts: dict[Geometry, PulledBack] = {}
-        self.weights_hash = data.content_hash(objective.user_model.state_dict())
+
+    @functools.cached_property
+    def weights_hash(self) -> str:
+        """Of the user's weights; of a large model it takes a while."""
+        return data.content_hash(self.objective.user_model.state_dict())
+
+    def verify_once(self, batch: Batch) -> Found:
+        """The blocks with their verdicts on a few rows of a prepared batch."""
+        if self._found is None:
+            self._found = self._discover(self.symmetries, data.few(batch))
+        return self._found
 
     def verify_on(self, batch: Batch) -> Found:
-        """The blocks with their verdicts on a few rows of a prepared batch; remembered by architecture, weights and rows."""
+        """The same, remembered from earlier calls by architecture, weights and rows."""
         if self._found is None:
             few = data.few(batch)
             key = self._verification_key(few)
@@ -53,7 +64,7 @@ class Session:
 
     def complete(self, batch: Batch) -> Found:
         """The blocks with their verdicts, and whether they are all of each attention module's symmetries."""
-        found, wide = self.verify_on(batch), self.objective.widened()
+        found, wide = self.verify_once(batch), self.objective.widened()
         ready = wide.prepare(data.few(batch))
         modules = attention_modules(wide.clone, found)
         claims = [*(verdict.block for verdict in found.verdicts if verdict.verified), *found.known]

@@ -36,13 +36,32 @@ def overlaps(blocks: Sequence[Block], values: Mapping[str, Tensor]) -> dict[int,
             views.setdefault(view.parameter, []).append((index, view))
     found: dict[int, tuple[int, str]] = {}
     for name, users in views.items():
-        owner = torch.full(parameter_of(values, users[0][1]).shape, -1, dtype=torch.int32)
-        for index, view in users:
-            there = view.of(owner)
-            if index not in found and int(there.max()) >= 0:
-                found[index] = (int(there.max()), name)
-            there.fill_(index)
+        if len(users) == 1:
+            continue
+        shape = parameter_of(values, users[0][1]).shape
+        parts = [view.of(torch.empty(shape, device="meta")).numel() for _, view in users]
+        if int(_covered([view for _, view in users], shape).sum()) == sum(parts):
+            continue
+        seen = torch.zeros(shape, dtype=torch.bool)
+        for position, (index, view) in enumerate(users):
+            there = view.of(seen)
+            if index not in found and bool(there.any()):
+                found[index] = (_first_on(users[:position], view, shape), name)
+            there.fill_(True)
     return found
+
+
+def _first_on(users: Sequence[tuple[int, View]], view: View, shape: torch.Size) -> int:
+    """The first of some views' owners that shares an entry with this view."""
+    mask = _covered([view], shape)
+    return next(index for index, other in users if bool(other.of(mask).any()))
+
+
+def _covered(views: Iterable[View], shape: torch.Size) -> Tensor:
+    mask = torch.zeros(shape, dtype=torch.bool)
+    for view in views:
+        view.of(mask).fill_(True)
+    return mask
 
 
 def moved(blocks: Iterable[tuple[Block, Tensor]], values: Mapping[str, Tensor], *, one_sided: bool = False) -> None:

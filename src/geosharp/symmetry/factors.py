@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from geosharp.errors import SymmetryError
-from geosharp.symmetry.view import AnyView, ComplexView, View, read, real_views, shape_of, write
+from geosharp.symmetry.view import AnyView, ComplexView, View, parameter_of, read, real_views, shape_of, write
 
 Group = Literal["linear", "positive"]
 
@@ -62,8 +62,8 @@ class Factors:
 
     def vanished(self, values: Mapping[str, Tensor]) -> str:
         """The first copy with a side that is exactly 0, by name, or nothing: such a product has no geometry."""
-        left, right = self.read(values)
-        gone = ~(left.flatten(1).any(1) & right.flatten(1).any(1))
+        sizes = [torch.stack([_largest(values, view) for view in side]).amax(0) for side in (self.left, self.right)]
+        gone = torch.minimum(*sizes) == 0
         if not bool(gone.any()):
             return ""
         return self.name if len(gone) == 1 else f"{self.name}[{int(gone.nonzero()[0])}]"
@@ -85,7 +85,7 @@ class Factors:
         sides = [[read(values, view) for view in side] for side in (self.left, self.right)]
         if len({(part.shape[0], part.shape[2]) for side in sides for part in side}) > 1:
             self.check(values)
-        left, right = (torch.cat(side, dim=1) for side in sides)
+        left, right = (side[0] if len(side) == 1 else torch.cat(side, dim=1) for side in sides)
         return left, right
 
     def check(self, values: Mapping[str, Tensor]) -> None:
@@ -151,15 +151,22 @@ class Factors:
     def act(self, values: Mapping[str, Tensor], element: Tensor, *, one_sided: bool = False) -> None:
         """(G, H) -> (G A⁻¹, H Aᴴ) in place, carried rows included; the control applies the factor to G only."""
         whole = self.with_carried()
+        if element.shape[-1] == 1 and not self.is_complex:
+            whole._scale(values, element, one_sided=one_sided)
+            return
         left, right = whole.read(values)
         element = element.to(left.device)
-        if element.shape[-1] == 1:  # scalars: there may be very many, and they need no wider arithmetic
-            scalar = element.to(left.dtype)
-            whole.write(values, left / scalar, None if one_sided else right * scalar.mH)
-            return
         wide = torch.complex128 if self.is_complex else torch.float64
         moved_left = torch.linalg.solve(element, left.to(wide), left=False).to(left.dtype)
         whole.write(values, moved_left, None if one_sided else (right.to(wide) @ element.mH).to(right.dtype))
+
+    def _scale(self, values: Mapping[str, Tensor], element: Tensor, *, one_sided: bool) -> None:
+        """Scalars act in place, one multiplication an entry: there may be very many (the neurons of a large model)."""
+        for side, factors in ((self.left, 1 / element), (() if one_sided else self.right, element)):
+            for view in real_views(side):
+                target = view.of(parameter_of(values, view))
+                leading = target.shape[:-2] if target.ndim > 2 else ()  # fewer dimensions are one copy
+                target.mul_(factors.to(target).reshape(*leading, *(1,) * min(target.ndim, 2)))
 
     def tangents(self, values: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
         """A basis of the directions along the orbit, (GΛ, -HΛᴴ) a copy, as changes of the parameters."""
@@ -188,3 +195,8 @@ class Factors:
         sides = (self.left, self.right, self.left_carried, self.right_carried)
         left, right, left_carried, right_carried = (tuple(view.renamed(alias) for view in side) for side in sides)
         return dataclasses.replace(self, left=left, right=right, left_carried=left_carried, right_carried=right_carried)
+
+
+def _largest(values: Mapping[str, Tensor], view: AnyView) -> Tensor:
+    """The largest entry of each copy in a view."""
+    return torch.stack([torch.linalg.vector_norm(read(values, one), float("inf"), dim=(1, 2)) for one in real_views((view,))]).amax(0)

@@ -126,7 +126,7 @@ class _Trial:
         self.elements = [block.random_element(values, generator) for block in blocks]
         self.finite = torch.isfinite(reference)
         self.reference = torch.where(self.finite, reference, 0)
-        self.scale = max(float(torch.linalg.vector_norm(self.reference.double())), torch.finfo(reference.dtype).tiny)
+        self.scale = max(float(torch.linalg.vector_norm(self.reference, dtype=torch.float64)), torch.finfo(reference.dtype).tiny)
         self.eps = torch.finfo(reference.dtype).eps
 
     def change(self, indices: Sequence[int], *, one_sided: bool) -> float:
@@ -135,7 +135,7 @@ class _Trial:
         copies = {name: self.values[name].detach().clone() for name in names}
         moved(((self.blocks[i], self.elements[i]) for i in indices), {**self.values, **copies}, one_sided=one_sided)
         difference = torch.where(self.finite, self.evaluate(copies), 0) - self.reference
-        size = float(torch.linalg.vector_norm(difference.double())) / self.scale
+        size = float(torch.linalg.vector_norm(difference, dtype=torch.float64)) / self.scale
         return size if math.isfinite(size) else math.inf
 
     def shows(self, drift: float, control: float) -> bool:
