@@ -133,7 +133,7 @@ class Session:
         found = self._found if self._found is not None or batch is None else None
         if found is None:
             structure = self.structure()
-            return (), tuple(_by_structure(structure, [v.block for v in structure.verdicts]))
+            return (), (*_by_structure(structure, [v.block for v in structure.verdicts]), *structure.known_kinds())
         used = found.used
         if geometry.metric is not None:
             respected = list(used)
@@ -143,7 +143,7 @@ class Session:
             respected = []
         names = {block.name for block in respected}
         others = [verdict.block for verdict in found.verdicts if verdict.block.name not in names and verdict.status != "refused"]
-        unused = [*found.kinds(others), *self._not_removed(found)]
+        unused = [*found.kinds(others), *found.known_kinds(), *self._not_removed(found)]
         return found.kinds(respected), tuple(unused)
 
     def _not_removed(self, found: Found) -> list[str]:
