@@ -127,7 +127,8 @@ def reparametrize(model: nn.Module, scale: float = 10.0, seed: int = 0, *, symme
         inner, _ = unwrap(twin)
         alias = tied_names(inner)
         values = {name: p.data for name, p in inner.named_parameters(remove_duplicate=False) if name not in alias}
-        parts, _, _ = candidates(inner, values, symmetries, values, alias)
+        trained = {name for name, value in inner.named_parameters() if value.requires_grad}
+        parts, _, _ = candidates(inner, values, symmetries, trained or values, alias)
         blocks, _ = structure(parts, values)
         if not blocks:
             raise GeosharpError("expected a model with symmetry blocks, found none; declare them with symmetries=")

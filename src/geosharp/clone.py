@@ -6,10 +6,12 @@ Nothing of the user's is touched by construction: mode, gradients, buffers and c
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from geosharp.errors import GeosharpError, one_line
 
@@ -56,7 +58,32 @@ def structural_clone(model: nn.Module) -> nn.Module:
             config.use_cache = False
         if getattr(module, "gradient_checkpointing", False) is True:
             setattr(module, "gradient_checkpointing", False)  # noqa: B010 - an attribute of some modules only
+        if isinstance(getattr(module, "base_layer", None), nn.MultiheadAttention) and not (module.merged or module.disable_adapters):
+            raise GeosharpError(
+                "expected no adapter on torch.nn.MultiheadAttention: peft adds one of its products twice, of which autograd sees one; "
+                "merge the adapter first"
+            )
+        if any(kind.__name__ == "DoraLinearLayer" for kind in type(module).__mro__):
+            module.forward = _with_true_gradient(module, module.forward)
     return clone
+
+
+def _with_true_gradient(module: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
+    """DoRA detaches the norm that it divides by, so what autograd gives is no derivative of its loss; and it may keep old norms."""
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        getattr(module, "_dora_cache", {}).clear()
+        with _Attached():
+            return forward(*args, **kwargs)
+
+    return run
+
+
+class _Attached(TorchFunctionMode):
+    """`detach` leaves tensors in the graph."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return args[0] if func is Tensor.detach else func(*args, **(kwargs or {}))
 
 
 def tied_names(model: nn.Module) -> dict[str, str]:
@@ -103,11 +130,16 @@ def install(clone: nn.Module, tensors: Mapping[str, Tensor], alias: Mapping[str,
                 module._buffers[name] = buffer.to(dtype)
 
 
-def padding_rows(model: nn.Module, alias: Mapping[str, str]) -> dict[str, int]:
-    """Embedding weights (by coordinate name) -> the row whose gradient autograd masks."""
-    found = {}
-    for name, module in model.named_modules():
-        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.padding_idx is not None:
-            full = f"{name}.weight".lstrip(".")
-            found[alias.get(full, full)] = int(module.padding_idx)
-    return found
+def padding_rows(model: nn.Module, alias: Mapping[str, str]) -> dict[str, Any]:
+    """Embedding weights (by coordinate name) -> the index of the row (a column in an adapter) whose gradient autograd masks."""
+    return {alias.get(path, path): index for name, module in model.named_modules() for path, index in _masked(name, module)}
+
+
+def _masked(name: str, module: nn.Module) -> Iterator[tuple[str, Any]]:
+    if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.padding_idx is not None:
+        yield f"{name}.weight".lstrip("."), int(module.padding_idx)
+    factors = getattr(module, "lora_embedding_A", None)
+    row = getattr(getattr(module, "base_layer", None), "padding_idx", None)
+    if isinstance(factors, nn.ParameterDict) and row is not None:
+        for adapter in factors:
+            yield f"{name}.lora_embedding_A.{adapter}".lstrip("."), (slice(None), int(row))

@@ -117,6 +117,8 @@ class Session:
         for verdict in found.verdicts:
             if verdict.status == "degenerate":
                 raise RankError(verdict.reason)
+        for item in () if self.allow_no_symmetry else found.adapters_refused:
+            raise SymmetryError(f"expected adapters that can be measured, got {item.name!r}: {item.reason}")
         if not any(isinstance(block, Factors) for block in found.used) and not self.allow_no_symmetry:
             raise SymmetryError(
                 f"expected a usable symmetry block for metric {geometry.metric!r}, found none{_why_none(found)}: this would equal "
@@ -182,7 +184,7 @@ def _by_structure(found: Found, blocks: Sequence[Block]) -> list[str]:
 
 def _why_none(found: Found) -> str:
     reasons = [f"{v.block.name}: {v.reason}" for v in found.verdicts if not v.verified]
-    reasons += [f"{item.name}: {item.reason}" for item in found.dropped]
+    reasons += [f"{item.name}: {item.reason}" for item in (*found.refused, *found.dropped)]
     return f" ({len(reasons)} not usable, first {reasons[0]})" if reasons else " (no layout matches this model)"
 
 

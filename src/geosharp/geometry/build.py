@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,12 +52,12 @@ def build_chart(
     geometry: Geometry,
     *,
     fixed: Mapping[str, Tensor],
-    padding: Mapping[str, int],
+    padding: Mapping[str, Any],
     stored: Mapping[str, torch.dtype],
 ) -> Chart:
     """The chart around `values` (the coordinates' parameters, in the compute dtype).
 
-    `fixed` are parameters that are no coordinates, `padding` maps embeddings to the row that autograd masks, `stored` are
+    `fixed` are parameters that are no coordinates, `padding` maps embeddings to the index that autograd masks, `stored` are
     the dtypes in which the user's weights were stored.
     """
     blocks = list(blocks) if geometry.metric is not None else []
@@ -149,7 +150,7 @@ def _coverage(
 
 
 def _elementwise(
-    values: Mapping[str, Tensor], masks: Mapping[str, tuple[Tensor, Tensor]], geometry: Geometry, padding: Mapping[str, int]
+    values: Mapping[str, Tensor], masks: Mapping[str, tuple[Tensor, Tensor]], geometry: Geometry, padding: Mapping[str, Any]
 ) -> tuple[tuple[Entry, ...], dict[str, Tensor], dict[str, int]]:
     entries, constants = [], {}
     counts = {"elementwise_entries": 0, "zero_weights": 0, "padding_entries": 0}

@@ -50,6 +50,11 @@ class Found:
         blocks = (verdict.block for verdict in self.verdicts if verdict.verified)
         return tuple(block.with_carried(failed) if isinstance(block, Factors) and failed else block for block in blocks)
 
+    @property
+    def adapters_refused(self) -> tuple[Dropped, ...]:
+        """Adapters that are no coordinates of their own, or no plain product: a geodesic measure does not go on beside them."""
+        return tuple(item for part in self.parts if part.kind == "adapter" for item in part.readings[0].refused)
+
     def kinds(self, blocks: Iterable[Block]) -> tuple[str, ...]:
         """Blocks in words, equal ones counted: "query-key GL(32) x 72"."""
         counted: dict[str, int] = {}
@@ -116,9 +121,15 @@ def candidates(
                     dropped += [Dropped(block.name, fixed)] if index == 0 else []
                 else:
                     blocks.append(block)
-            readings.append(dataclasses.replace(reading, blocks=tuple(blocks), refused=tuple(refused)))
+            known = tuple(item for item in reading.known if _moves(item, values, is_coordinate))
+            readings.append(dataclasses.replace(reading, blocks=tuple(blocks), refused=tuple(refused), known=known))
         kept.append(dataclasses.replace(part, readings=tuple(readings)))
     return kept, dropped, False
+
+
+def _moves(known: Known, values: Mapping[str, Tensor], is_coordinate: IsCoordinate) -> bool:
+    """Whether a known symmetry moves coordinates only."""
+    return all(is_coordinate(name) for name in next(iter(known.tangents(values)), {}))
 
 
 def _misfit(block: Block, values: Mapping[str, Tensor]) -> str:

@@ -7,7 +7,7 @@ whatever way round its module stores it, so that slicing by heads is the same fo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -85,7 +85,7 @@ def linear_map(module: object, path: str) -> LinearMap | None:
     base = getattr(module, "base_layer", None)
     if isinstance(base, nn.Module):
         found = linear_map(base, f"{path}.base_layer")
-        return found and LinearMap(found.path, found.outputs, found.inputs, found.transposed, found.has_bias, adapted=True)
+        return found and replace(found, adapted=found.adapted or adds(module))
     weight = getattr(module, "weight", None)
     transposed = type(module).__name__ == "Conv1D" and hasattr(module, "nf")
     if not (isinstance(module, nn.Linear) or transposed) or not isinstance(weight, Tensor):
@@ -94,6 +94,14 @@ def linear_map(module: object, path: str) -> LinearMap | None:
         return None
     outputs, inputs = weight.shape[::-1] if transposed else weight.shape
     return LinearMap(path, outputs, inputs, transposed, isinstance(getattr(module, "bias", None), Tensor))
+
+
+def adds(module: object) -> bool:
+    """Whether what is wrapped around a linear map changes its outputs now: an adapter may be merged, switched off or not chosen."""
+    if getattr(module, "merged", False) or getattr(module, "disable_adapters", False):
+        return False
+    kinds, active = getattr(module, "adapter_layer_names", None), getattr(module, "active_adapters", None)
+    return kinds is None or active is None or any(adapter in getattr(module, kind, ()) for kind in kinds for adapter in active)
 
 
 def join(*parts: str) -> str:

@@ -21,16 +21,46 @@ from geosharp.symmetry.view import View, parameter_of
 
 PENALIZED = "the loss of AdaLoRA has a penalty on its factors, which only rotations and signs would leave alone"
 
+TWICE = "peft adds it to torch.nn.MultiheadAttention twice, of which autograd sees one: merge the adapter first"
+
+PRODUCTS = ("LoRA", "Dora", "ALora", "MiCA", "Monteclora", "Velora")
+"""Variants, by the names of peft's classes, that read the product alone in eval mode."""
+
 
 def low_rank(name: str, module: nn.Module, is_coordinate: IsCoordinate) -> list[Reading]:
-    """The active adapters of one module."""
-    pairs = list(_pairs(name, module))
-    if not pairs:
+    """The active adapters of one module; of nested wrappers the outermost speaks for all."""
+    if hasattr(module, "parameter_name") and name.endswith(".base_layer"):
         return []
-    reason = PENALIZED if hasattr(module, "lora_E") else _taken_back(name, module, is_coordinate)
-    if reason:
-        return [Reading((), tuple(Dropped(pair.name, reason) for pair in pairs))]
-    return [Reading(tuple(pair.block() for pair in pairs), (), tuple(_exchanges(pairs)))]
+    readings = [_reading(path, wrapper, is_coordinate) for path, wrapper in _wrappers(name, module)]
+    found = sum(readings, Reading(()))
+    return [found] if found.blocks or found.refused else []
+
+
+def _wrappers(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """What adds adapters at a place: one wrapper, or one for each adapted parameter of a module (experts), inside each other."""
+    while isinstance(base := getattr(module, "base_layer", None), nn.Module):
+        yield name, module
+        if not hasattr(module, "parameter_name"):
+            return
+        name, module = join(name, "base_layer"), base
+
+
+def _reading(name: str, module: nn.Module, is_coordinate: IsCoordinate) -> Reading:
+    pairs = list(_pairs(name, module))
+    taken = _taken_back(name, module, is_coordinate)
+    reasons = {pair: taken or _more(module, pair) for pair in pairs}
+    refused = tuple(Dropped(pair.name, reason) for pair, reason in reasons.items() if reason)
+    products = [pair for pair, reason in reasons.items() if not reason]
+    return Reading(tuple(pair.block() for pair in products), refused, tuple(_exchanges(products)))
+
+
+def _more(module: nn.Module, pair: _Pair) -> str:
+    """What else is done with the factors, or nothing."""
+    if hasattr(module, "lora_E"):
+        return PENALIZED
+    if type(getattr(module, "base_layer", None)).__name__ == "NonDynamicallyQuantizableLinear":
+        return TWICE
+    return "" if pair.variant.startswith(PRODUCTS) else f"{pair.variant} does more with the two factors than multiply them"
 
 
 def _taken_back(name: str, module: nn.Module, is_coordinate: IsCoordinate) -> str:
@@ -60,8 +90,9 @@ class _Pair:
     """The column of an embedding's first factor that autograd masks."""
     rank: int = 0
     scale: float = 1.0
-    plain: bool = True
-    """Whether all of the rank meets all inputs and outputs, and nothing else is done with the product."""
+    variant: str = "LoRA"
+    is_sum: bool = True
+    """Whether what it adds is one matrix, a constant times the product."""
 
     def block(self) -> Factors:
         """The product as a block."""
@@ -87,8 +118,7 @@ def _without(rows: View, pad: int | None) -> tuple[tuple[View, ...], tuple[View,
 
 def _pairs(name: str, module: nn.Module) -> Iterator[_Pair]:
     """The adapters that are added to a module's outputs now: neither merged into the base nor switched off."""
-    silent = getattr(module, "merged", False) or getattr(module, "disable_adapters", False)
-    if silent or not isinstance(getattr(module, "base_layer", None), nn.Module):
+    if getattr(module, "merged", False) or getattr(module, "disable_adapters", False):
         return
     for first, second in (("lora_A", "lora_B"), ("lora_embedding_A", "lora_embedding_B")):
         left, right = getattr(module, first, None), getattr(module, second, None)
@@ -103,6 +133,7 @@ def _pair(name: str, module: nn.Module, adapter: str, parts: tuple[str, str], si
     embeds = isinstance(sides[0], Tensor)
     down, up = (join(name, part, adapter, "" if embeds else "weight") for part in parts)
     groups, experts = getattr(sides[1], "groups", 1), getattr(module, "num_experts", 0)
+    variant = getattr(module, "lora_variant", {}).get(adapter)
     return _Pair(
         join(name, adapter),
         down,
@@ -113,7 +144,8 @@ def _pair(name: str, module: nn.Module, adapter: str, parts: tuple[str, str], si
         padding=getattr(_base(name, module)[1], "padding_idx", None) if embeds else None,
         rank=getattr(module, "r", {}).get(adapter, 0),
         scale=float(getattr(module, "scaling", {}).get(adapter, 1.0)),
-        plain=groups == 1 and experts < 2 and adapter not in getattr(module, "lora_variant", {}),
+        variant="LoRA" if variant is None else type(variant).__name__,
+        is_sum=variant is None and groups == 1 and experts < 2 and "forward" not in vars(module),
     )
 
 
@@ -130,7 +162,7 @@ def _base(name: str, module: nn.Module) -> tuple[str, nn.Module]:
 def _exchanges(pairs: list[_Pair]) -> Iterator[Known]:
     """Two active adapters add up to one of the joint rank, and GL(r₁ + r₂) is more than GL(r₁) x GL(r₂)."""
     for one, other in itertools.permutations(pairs, 2):
-        if one.plain and other.plain:
+        if one.is_sum and other.is_sum:
             name, reason = f"{one.name}+{other.name.rpartition('.')[2]}", "each adapter is a block of its own"
             yield Known(name, "adapter exchange", "R", one.rank * other.rank, reason, _Exchange(one, other))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from geosharp.symmetry.between import number
-from geosharp.symmetry.features import Features, join
+from geosharp.symmetry.features import Features, adds, join
 from geosharp.symmetry.layouts.projections import Heads, finished, map_at
 from geosharp.symmetry.site import AttentionSite
 from geosharp.symmetry.view import View
@@ -13,6 +13,8 @@ from geosharp.symmetry.view import View
 
 def torch_attention(name: str, module: nn.Module, parent: nn.Module | None) -> list[AttentionSite]:
     """The attention layer of a module with `in_proj_weight`, or with `q_proj_weight` and its siblings."""
+    if isinstance(getattr(module, "base_layer", None), nn.Module):  # an adapter that shows the weights of its base as its own
+        return []
     sides = _sides(name, module)
     count = number(module, "num_heads", "n_heads")
     output = map_at(module, name, "out_proj")
@@ -33,9 +35,16 @@ def torch_attention(name: str, module: nn.Module, parent: nn.Module | None) -> l
         output_bias=output.bias,
         key_shifts_free=(whole, *(() if extra[0] is None else (False,))),
         value_shift_is_free=whole,
+        broken=_adapted(name, module, parent),
         extra_rows=extra[0] is not None and not getattr(module, "add_zero_attn", False),
     )
     return finished(site, module, name)
+
+
+def _adapted(name: str, module: nn.Module, parent: nn.Module | None) -> str:
+    if getattr(parent, "base_layer", None) is not module or not adds(parent):
+        return ""
+    return f"{name.removesuffix('.base_layer')} carries an adapter, so its weights are no factors; merge the adapter to use this block"
 
 
 def _sides(name: str, module: nn.Module) -> list[Features] | None:
