@@ -20,7 +20,7 @@ from geosharp.geometry.build import Geometry, build_chart
 from geosharp.geometry.chart import Chart
 from geosharp.objective import Objective
 from geosharp.symmetry.block import Block, Factors, Translation
-from geosharp.symmetry.complete import completeness
+from geosharp.symmetry.complete import check_sizes, completeness
 from geosharp.symmetry.discover import Found, Symmetries, attention_modules, discover
 from geosharp.symmetry.scope import Run
 
@@ -64,6 +64,7 @@ class Session:
 
     def complete(self, batch: Batch) -> Found:
         """The blocks with their verdicts, and whether they are all of each attention module's symmetries."""
+        check_sizes(attention_modules(self.objective.clone, self.structure()), self._all_values())
         found, wide = self.verify_once(batch), self.objective.widened()
         ready = wide.prepare(data.few(batch))
         modules = attention_modules(wide.clone, found)

@@ -119,7 +119,7 @@ CORRECTIONS: dict[str, dict[str, Any]] = {
     "falcon_h1": {"mamba_d_ssm": 64},
     "gemma2": {"query_pre_attn_scalar": 12},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
-    "gpt_neox": {"rope_parameters": HALF_ROTARY},
+    "gpt_neox": {"rope_parameters": HALF_ROTARY, "rotary_pct": 0.5},  # the second for the oldest transformers
     "granite": {"attention_multiplier": 0.3, "embedding_multiplier": 2.0, "residual_multiplier": 0.5, "logits_scaling": 2.0},
     "hgnet_v2": {
         "stem_channels": [3, 8, 8],

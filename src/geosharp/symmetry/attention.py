@@ -47,7 +47,7 @@ def reading_of(site: AttentionSite, *, published: bool, is_coordinate: IsCoordin
 def _query_key(site: AttentionSite, dropped: set[View], *, published: bool) -> Reading:
     name = f"{site.name}.query_key"
     if site.norm is not None:
-        reason = f"{site.norm.name} lies between the projections and the logits, so GL(h) is no symmetry of queries and keys"
+        reason = f"{site.norm.name} between the projections and the logits: GL(h) is no symmetry of queries and keys"
         gains = () if published else tuple(_gains(site, site.norm))
         return Reading(gains, (Dropped(name, reason),), _cosine(site) if site.norm.cosine else ())
     if site.only_channels:

@@ -58,13 +58,6 @@ def completeness(
     model: nn.Module, run: Run, values: dict[str, Tensor], modules: Mapping[str, set[str]], claims: Sequence[Block | Known], seed: int = 0
 ) -> list[Completeness]:
     """For every named module, with the parameters that belong to it (float64), the null space against the claims inside it."""
-    for scope, names in modules.items():
-        size = sum(values[name].numel() for name in names)
-        if size > MOST_PARAMETERS:
-            raise SymmetryError(
-                f"expected modules of at most {MOST_PARAMETERS} parameters for complete=True, got {size} in {scope!r}; "
-                "build the model from a small config of its class"
-            )
     found: dict[str, Completeness] = {}
 
     def judge(scope: str, names: Sequence[str]) -> None:
@@ -81,6 +74,17 @@ def completeness(
     if missing := [scope for scope in modules if scope not in seen]:
         raise SymmetryError(f"expected module {missing[0]!r} to be called with its own parameters on this batch; its null space was not found")
     return [found[scope] for scope in modules]
+
+
+def check_sizes(modules: Mapping[str, set[str]], values: Mapping[str, Tensor]) -> None:
+    """One clear line where a dense Jacobian would be too large."""
+    for scope, names in modules.items():
+        size = sum(values[name].numel() for name in names)
+        if size > MOST_PARAMETERS:
+            raise SymmetryError(
+                f"expected attention modules of at most {MOST_PARAMETERS} parameters for complete=True, got {size} in {scope!r}; "
+                "build the model from a small config of its class"
+            )
 
 
 def _at(scope: str, call: Call, values: Mapping[str, Tensor], claims: Sequence[Block | Known], generator: torch.Generator) -> Completeness:
@@ -159,13 +163,11 @@ def _redrawn(call: Call, generator: torch.Generator) -> tuple[tuple[Any, ...], d
 
 
 class _WideCasts(TorchFunctionMode):
-    """Casts of float64 to float32, as many decoders have them in norms and soft-max, are left out."""
+    """Whatever asks for float32 gets float64: many decoders cast norms, rotations and soft-max."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if args and isinstance(args[0], Tensor) and args[0].dtype == torch.float64:
-            if func is Tensor.float:
-                return args[0]
-            args = tuple(torch.float64 if value is torch.float32 else value for value in args)
-            kwargs = {name: torch.float64 if value is torch.float32 else value for name, value in kwargs.items()}
+        if func is Tensor.float:
+            return args[0].double()
+        args = tuple(torch.float64 if value is torch.float32 else value for value in args)
+        kwargs = {name: torch.float64 if value is torch.float32 else value for name, value in (kwargs or {}).items()}
         return func(*args, **kwargs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -16,6 +17,7 @@ from geosharp.symmetry.layouts.adapters import low_rank
 from geosharp.symmetry.reading import Dropped, IsCoordinate, Known, Part, Reading
 from geosharp.symmetry.complete import Completeness
 from geosharp.symmetry.scope import Places, Run
+from geosharp.symmetry.show import as_dict, shown
 from geosharp.symmetry.verify import Verdict, verify_parts
 
 Symmetries = str | Block | Sequence[Block]
@@ -42,6 +44,13 @@ class Found:
     """For each attention module, where it was asked for, whether these are all of its symmetries."""
     parts: tuple[Part, ...] = ()
     """What the layouts recognized, each part in the reading that was chosen."""
+
+    def __str__(self) -> str:
+        return shown(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as JSON-able values."""
+        return as_dict(self)
 
     @property
     def used(self) -> tuple[Block, ...]:
