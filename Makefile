@@ -1,3 +1,3 @@
-.PHONY: demo test slow check bench
-demo test slow check bench:
+.PHONY: demo test slow oldest check bench
+demo test slow oldest check bench:
 	@./run $@
