@@ -42,6 +42,31 @@ def test_geosharp_measures_lists_what_the_readme_names() -> None:
         assert f"{name} " in listed
 
 
+BUILD = """
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+
+def model():
+    torch.manual_seed(0)
+    config = LlamaConfig(vocab_size=50, hidden_size=16, intermediate_size=20, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2)
+    return LlamaForCausalLM(config)
+"""
+
+
+def test_the_readmes_commands_for_symmetries_run(tmp_path: Path) -> None:
+    (tmp_path / "build.py").write_text(BUILD)
+    names: dict[str, Any] = {}
+    exec(BUILD, names)
+    names["model"]().save_pretrained(tmp_path / "my-finetune")
+    lines = [line.split("#")[0].split()[1:] for line in "".join(blocks("sh")).splitlines() if line.startswith(".venv/bin/geosharp")]
+    assert [words[0] for words in lines] == ["symmetries", "symmetries"]
+    for words in lines:
+        run = subprocess.run([sys.executable, "-m", "geosharp", *words], capture_output=True, text=True, check=True, cwd=tmp_path)
+        assert "3 blocks in use: rotary query-key GL(1, C) x 4, value-output GL(4) x 2, GLU neurons GL(1) x 20" in run.stdout
+    assert "complete in 1 of 1 attention modules" in run.stdout
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_what_a_page_points_to_is_there(page: Path) -> None:
     text = page.read_text()

@@ -21,9 +21,18 @@ from torch.overrides import TorchFunctionMode
 from transformers.models.auto import modeling_auto
 
 import geosharp as gs
-from families.table import SURVEYED, at_most
+from families.table import SURVEYED, at_most, finite
 from families.tiny import MAPPINGS, Tiny, tiny
 from geosharp.symmetry.discover import Found
+
+ATTENTIVE: dict[str, dict[str, Any]] = {
+    "bamba": {"attn_layer_indices": [1]},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"]},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
+    "levit": {"image_size": 128},
+    "recurrent_gemma": {"block_types": ["recurrent", "attention"]},
+}
+"""Hybrids whose first two layers have no attention, and images that end as one token."""
 
 COUNTED = ("covered", "partly", "refused by name", "not recognized", "error")
 """The ways of a family with soft-max attention: the denominator of the shares."""
@@ -32,11 +41,12 @@ COUNTED = ("covered", "partly", "refused by name", "not recognized", "error")
 
 _WHOLE = ("scaled_dot_product_attention", "multi_head_attention_forward", "_native_multi_head_attention", "_transformer_encoder_layer_fwd")
 _PRODUCTS = ("matmul", "__matmul__", "__rmatmul__", "bmm", "einsum", "baddbmm")
-_KEEP = frozenset(
-    "dropout to type type_as float double half view reshape transpose permute contiguous flatten unflatten squeeze unsqueeze expand "
-    "__getitem__ masked_fill mul __mul__ __rmul__ mT cat split chunk where nan_to_num clone swapaxes movedim unbind pad div __truediv__ "
-    "zero_pad2d repeat sum rearrange".split()
-)
+_KEEP = frozenset({
+    "dropout", "to", "type", "type_as", "float", "double", "half", "view", "reshape", "transpose", "permute", "contiguous", "flatten",
+    "unflatten", "squeeze", "unsqueeze", "expand", "__getitem__", "masked_fill", "mul", "__mul__", "__rmul__", "mT", "cat", "split",
+    "chunk", "where", "nan_to_num", "clone", "swapaxes", "movedim", "unbind", "pad", "div", "__truediv__", "repeat", "sum", "sub",
+    "__sub__", "__rsub__", "exp",
+})  # fmt: skip
 """What may stand between a soft-max and the product with the values."""
 
 
@@ -59,7 +69,7 @@ class Watch(TorchFunctionMode):
             self.found[self._stack[-1]] = None
         elif name in _PRODUCTS:
             self.found.update(dict.fromkeys(sources))
-        elif name == "softmax" and result.ndim >= 3:
+        elif name in ("softmax", "logsumexp") and result.ndim >= 3:
             self._weights[id(result)] = (result, self._stack[-1])
         elif name in _KEEP and sources:
             self._weights |= {id(one): (one, sources[0]) for one in _flat(result)}
@@ -77,16 +87,23 @@ class Watch(TorchFunctionMode):
 
 
 def attending(made: Tiny) -> list[str]:
-    """The modules of a model in which soft-max attention happens on its batch."""
+    """The modules of a model in which soft-max attention happens on its batch; of those that share all parameters, the first."""
     watch = Watch(made.model)
     undo = list(watch.hooked())
     try:
         with torch.no_grad(), watch:
-            made.model(**made.batch)
+            outputs = made.model(**made.batch)
     finally:
         for remove in undo:
             remove()
-    return list(watch.found)
+    if not finite(outputs):
+        raise ValueError("outputs are not finite")
+    first: dict[frozenset[int], str] = {}
+    for name in sorted(watch.found, key=list(dict(made.model.named_modules())).index):
+        own = made.model.get_submodule(name)
+        if any(parameter.requires_grad for parameter in own.parameters()):
+            first.setdefault(frozenset(map(id, own.parameters())), name)
+    return list(first.values())
 
 
 def _flat(value: Any) -> Iterator[Tensor]:
@@ -117,15 +134,16 @@ def classified(task: str, model_type: str, seconds: int = 60, **overrides: Any) 
     try:
         with at_most(seconds), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            made = tiny(model_type, task, **overrides)
+            made = tiny(model_type, task, **{**ATTENTIVE.get(model_type, {}), **overrides})
             modules = attending(made)
     except Exception as problem:
         return Coverage(task, model_type, "not built", _line(problem))
     try:
         with at_most(seconds), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            status, note = judged(modules, gs.symmetries(made.model, [made.batch]))
-            return Coverage(task, model_type, status, note)
+            found = gs.symmetries(made.model, [made.batch])
+            status, note = judged(modules, found)
+            return Coverage(task, model_type, status, "; ".join(filter(None, (_otherwise(found, gs.symmetries(made.model)), note))))
     except Exception as problem:
         return Coverage(task, model_type, "error" if modules else "no attention", _line(problem))
 
@@ -152,6 +170,13 @@ def judged(modules: list[str], found: Found) -> tuple[str, str]:
     if named and not open_ and not unshown and not false:
         return "refused by name", note
     return ("not recognized" if len(open_) == len(modules) else "partly"), note
+
+
+def _otherwise(found: Found, structure: Found) -> str:
+    """Parts that structure alone reads otherwise than verification does."""
+    pairs = zip(found.parts, structure.parts, strict=True)
+    names = [_short(one.name) for one, other in pairs if one.readings[0].blocks != other.readings[0].blocks]
+    return f"structure alone differs in {', '.join(_unique(names))}" if names else ""
 
 
 def belongs(site: str, module: str) -> bool:
