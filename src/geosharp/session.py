@@ -93,6 +93,7 @@ class Session:
             coordinates=objective.values,
             alias=objective.alias,
             seed=self.verify_seed,
+            resolution=objective.resolution,
             wider=wider if objective.dtype != torch.float64 or objective.autocast is not None else None,
         )
 

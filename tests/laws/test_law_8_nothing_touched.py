@@ -97,8 +97,7 @@ def test_an_error_in_any_forward_pass_reaches_the_caller_and_nothing_is_touched(
     model, batch, blocks, fuse = armed(name)
     forget_verifications()
     expected = exact(CALLS[call](model, batch, blocks))
-    moments = sorted({1, 2, fuse.calls // 2, fuse.calls})
-    assert len(moments) > 1
+    moments = sorted({1, min(2, fuse.calls), max(1, fuse.calls // 2), fuse.calls})
     for at, error in zip(moments, ERRORS, strict=False):
         fuse.set(at, error)
         forget_verifications()

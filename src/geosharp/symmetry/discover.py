@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from geosharp.errors import RankError, SymmetryError
@@ -214,11 +215,12 @@ def discover(
     coordinates: Collection[str],
     alias: Mapping[str, str],
     seed: int = 0,
+    resolution: torch.dtype | None = None,
     wider: Callable[[], tuple[nn.Module, Run, dict[str, Tensor]]] | None = None,
 ) -> Found:
     """The blocks of a model with their verdicts. A declared block that is refused is an error; a found one is listed.
 
-    `wider` gives the model, its outputs and values in a wider dtype, asked for where rounding hides what a control shows.
+    `resolution` is the coarsest dtype on the way to the outputs. `wider` gives the model, its outputs and values in a wider dtype, asked for where rounding hides what a control shows.
     """
     parts, dropped, declared = candidates(model, values, symmetries, coordinates, alias)
     if run is None:
@@ -226,7 +228,7 @@ def discover(
         verdicts = [Verdict(block, "unverified", reason="no batch was given") for part in parts for block in part.readings[0].blocks]
     else:
         claims = [[reading.blocks for reading in part.readings] for part in parts]
-        judged = verify_parts(model, run, values, claims, seed=seed)
+        judged = verify_parts(model, run, values, claims, seed=seed, resolution=resolution)
         if wider is not None and any(verdict.hidden_by_rounding for one in judged for verdict in one.verdicts):
             wide_model, wide_run, wide_values = wider()
             judged = verify_parts(wide_model, wide_run, wide_values, claims, seed=seed)

@@ -145,8 +145,10 @@ class _Visitor:
         """Within a judgement every parameter is there, whatever module is inside."""
         self._paused = True
         self._set({name: self.values[name] for name in self.slots})
-        yield
-        self._paused = False
+        try:
+            yield
+        finally:
+            self._paused = False
 
     def _show(self) -> None:
         """Every parameter where it may be used, and NaN elsewhere."""
@@ -155,8 +157,10 @@ class _Visitor:
     @contextlib.contextmanager
     def _installed(self, moved: Mapping[str, Tensor]) -> Iterator[None]:
         self._set(moved)
-        yield
-        self._set({name: self.values[name] for name in moved})
+        try:
+            yield
+        finally:
+            self._set({name: self.values[name] for name in moved})
 
     def _set(self, tensors: Mapping[str, Tensor]) -> None:
         for name, tensor in tensors.items():

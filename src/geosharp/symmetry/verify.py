@@ -8,7 +8,7 @@ alone. A claim that several readings of a module compete for is decided by what 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -55,8 +55,19 @@ Readings = Sequence[Sequence[Block]]
 """The blocks of one part of a model, in one or several readings, likeliest first."""
 
 
-def verify_parts(model: nn.Module, run: Run, values: dict[str, Tensor], parts: Sequence[Readings], *, seed: int = 0) -> list[Judged]:
-    """For each part the reading that verification chose, and its verdicts."""
+def verify_parts(
+    model: nn.Module,
+    run: Run,
+    values: dict[str, Tensor],
+    parts: Sequence[Readings],
+    *,
+    seed: int = 0,
+    resolution: torch.dtype | None = None,
+) -> list[Judged]:
+    """For each part the reading that verification chose, and its verdicts.
+
+    `resolution` is the coarsest dtype on the way to the outputs, where that is not theirs.
+    """
     places = Places(model)
     found: dict[int, Judged] = {}
     with torch.no_grad():
@@ -66,7 +77,7 @@ def verify_parts(model: nn.Module, run: Run, values: dict[str, Tensor], parts: S
 
         def judge_all(indices: Sequence[int], evaluate: Evaluate, reference: Tensor) -> None:
             for index in indices:
-                found[index] = _choose(evaluate, reference, values, parts[index], seed + index)
+                found[index] = _choose(Scene(evaluate, reference, values, seed + index, resolution), parts[index])
 
         judges = {
             scope: (
@@ -94,25 +105,41 @@ class Judged:
 def verify_blocks(run: Run, values: dict[str, Tensor], blocks: Sequence[Block], *, seed: int = 0) -> tuple[Verdict, ...]:
     """One verdict a block, in order, judged on the outputs of the whole model."""
     with torch.no_grad():
-        return _judge(lambda changed: run({**values, **changed}), run(values), values, blocks, seed)
+        return _judge(Scene(lambda changed: run({**values, **changed}), run(values), values, seed), blocks)
 
 
-def _choose(evaluate: Evaluate, reference: Tensor, values: dict[str, Tensor], readings: Readings, seed: int) -> Judged:
+@dataclass(frozen=True)
+class Scene:
+    """Where claims are judged: a way to evaluate a module, its outputs as they are, the parameters as they are."""
+
+    evaluate: Evaluate
+    reference: Tensor
+    values: dict[str, Tensor]
+    seed: int
+    resolution: torch.dtype | None = None
+
+    @property
+    def eps(self) -> float:
+        """What rounding makes of the outputs, relative to them."""
+        return max(torch.finfo(dtype).eps for dtype in (self.reference.dtype, self.resolution or self.reference.dtype))
+
+
+def _choose(scene: Scene, readings: Readings) -> Judged:
     best: tuple[int, Judged] | None = None
     for index, blocks in enumerate(readings):
-        verdicts = _judge(evaluate, reference, values, blocks, seed)
+        verdicts = _judge(scene, blocks)
         if all(verdict.verified for verdict in verdicts):
             return Judged(index, verdicts)
-        shown = sum(verdict.block.describe(values)[2] for verdict in verdicts if verdict.verified)
+        shown = sum(verdict.block.describe(scene.values)[2] for verdict in verdicts if verdict.verified)
         if best is None or shown > best[0]:
             best = (shown, Judged(index, verdicts))
     return best[1] if best is not None else Judged(0, ())
 
 
-def _judge(evaluate: Evaluate, reference: Tensor, values: dict[str, Tensor], blocks: Sequence[Block], seed: int) -> tuple[Verdict, ...]:
+def _judge(scene: Scene, blocks: Sequence[Block]) -> tuple[Verdict, ...]:
     if not blocks:
         return ()
-    trial = _Trial(evaluate, reference, values, blocks, seed)
+    trial = _Trial(scene, blocks)
     controls = [trial.change([index], one_sided=True) for index in range(len(blocks))]
     together = trial.change(range(len(blocks)), one_sided=False)
     if trial.shows(together, min(controls)):
@@ -123,14 +150,13 @@ def _judge(evaluate: Evaluate, reference: Tensor, values: dict[str, Tensor], blo
 class _Trial:
     """The moves of one verification: the same group elements in every subset."""
 
-    def __init__(self, evaluate: Evaluate, reference: Tensor, values: dict[str, Tensor], blocks: Sequence[Block], seed: int) -> None:
-        self.evaluate, self.values, self.blocks = evaluate, values, blocks
-        generator = torch.Generator().manual_seed(seed)
-        self.elements = [block.random_element(values, generator) for block in blocks]
+    def __init__(self, scene: Scene, blocks: Sequence[Block]) -> None:
+        self.evaluate, self.values, self.blocks, self.eps = scene.evaluate, scene.values, blocks, scene.eps
+        generator, reference = torch.Generator().manual_seed(scene.seed), scene.reference
+        self.elements = [block.random_element(scene.values, generator) for block in blocks]
         self.finite = reference.abs() < MASKED
         self.reference = torch.where(self.finite, reference, 0)
         self.scale = max(float(torch.linalg.vector_norm(self.reference, dtype=torch.float64)), torch.finfo(reference.dtype).tiny)
-        self.eps = torch.finfo(reference.dtype).eps
 
     def change(self, indices: Sequence[int], *, one_sided: bool) -> float:
         """Relative change of the outputs when these blocks move."""
@@ -171,6 +197,3 @@ def _touched(block: Block) -> Iterator[str]:
 def _touched_by(blocks: Sequence[Block]) -> Iterator[str]:
     for block in blocks:
         yield from _touched(block)
-
-
-__all__ = ["Judged", "Mapping", "Readings", "Verdict", "verify_blocks", "verify_parts"]
