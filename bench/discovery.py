@@ -100,7 +100,9 @@ def main(arguments: Sequence[str]) -> int:
     chosen = parser.parse_args(arguments)
     torch.set_num_threads(chosen.threads)
     report = Report("discovery", "./run bench discovery")
-    report.say(f"{'':20s} {'pass s':>7s} {'up-cast s':>9s} {'whole s':>8s} {'ratio':>6s} {'MiB':>6s} {'pass MiB':>8s} {'weight MiB':>10s}  blocks")
+    report.say(
+        f"{'':20s} {'pass s':>7s} {'up-cast s':>9s} {'whole s':>8s} {'ratio':>6s} {'MiB':>6s} {'pass MiB':>8s} {'weight MiB':>10s}  blocks"
+    )
     for name, build in MODELS.items():
         torch.manual_seed(0)
         model, batch = build()

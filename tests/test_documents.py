@@ -49,8 +49,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 def model():
     torch.manual_seed(0)
-    config = LlamaConfig(vocab_size=50, hidden_size=16, intermediate_size=20, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=2)
-    return LlamaForCausalLM(config)
+    sizes = {"vocab_size": 50, "hidden_size": 16, "intermediate_size": 20, "num_hidden_layers": 1}
+    return LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=4, num_key_value_heads=2))
 """
 
 

@@ -246,7 +246,8 @@ def _halved(keywords: dict[str, Any]) -> dict[str, Any]:
     """Half of every width and head width, in nested configs too."""
     halves = {WIDTH: WIDTH // 2, HEAD: HEAD // 2}
     inner = {name: _halved(value) for name, value in keywords.items() if isinstance(value, dict)}
-    return {name: halves[value] if SIZES.get(name) in halves and value == SIZES[name] else value for name, value in keywords.items()} | inner
+    sizes = {name: halves[value] for name, value in keywords.items() if SIZES.get(name) in halves and value == SIZES[name]}
+    return {**keywords, **sizes, **inner}
 
 
 def _two_layers(kinds: list[Any]) -> list[Any]:

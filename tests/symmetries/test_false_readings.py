@@ -59,7 +59,9 @@ def by_the_other_order(family: str, kind: str) -> list[Block]:
 def next_group(family: str) -> list[Block]:
     """Output columns of query heads that belong to the other key-value heads."""
     site = site_of(family)
-    groups = tuple(Features(View(one.weight.parameter).T.unflatten(0, (2, 2, -1)).permute(1, 0, 2, 3)[:, j]) for j, one in enumerate(site.output))
+    groups = tuple(
+        Features(View(one.weight.parameter).T.unflatten(0, (2, 2, -1)).permute(1, 0, 2, 3)[:, j]) for j, one in enumerate(site.output)
+    )
     return changed(family, "value-output", output=groups)
 
 

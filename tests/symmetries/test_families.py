@@ -61,8 +61,8 @@ SEQ2SEQ = Expected(layers=6)
 T5 = Expected(layers=6, key_bias=False, value_bias=False)
 
 EXPECTED = {
-    **dict.fromkeys(("BERT", "RoBERTa", "XLM-R", "DistilBERT", "MPNet", "ViT", "DeiT", "DINOv2", "ViT-MSN", "CLIP text", "CLIP vision"), PLAIN),
-    **dict.fromkeys(("GPT-2", "BLOOM", "Falcon alibi", "BioGPT", "SigLIP text"), PLAIN),
+    **dict.fromkeys(("BERT", "RoBERTa", "XLM-R", "DistilBERT", "MPNet", "GPT-2", "BLOOM", "Falcon alibi", "BioGPT"), PLAIN),
+    **dict.fromkeys(("ViT", "DeiT", "DINOv2", "ViT-MSN", "CLIP text", "CLIP vision", "SigLIP text"), PLAIN),
     **dict.fromkeys(("GPT-Neo", "MPT"), NO_BIAS),
     **dict.fromkeys(("LLaMA", "Mistral", "Qwen2", "Gemma", "Gemma2", "Phi3", "Granite", "Cohere"), LLAMA),
     **dict.fromkeys(("BART", "Pegasus", "Marian"), SEQ2SEQ),

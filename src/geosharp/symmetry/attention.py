@@ -61,11 +61,11 @@ def _query_key(site: AttentionSite, dropped: set[View], *, published: bool) -> R
 
 def _rotary_blocks(name: str, site: AttentionSite, rotary: Rotary, dropped: set[View]) -> Iterator[Block]:
     """GL(1, ℂ) a frequency pair, and GL on the features that are not rotated."""
-    turned = [tuple(one[:, : rotary.dims] for one in side) for side in (site.query, site.key)]
-    yield _block(f"{name}_rotary", "rotary query-key", *turned, set(), lambda one: pairs(one, interleaved=rotary.interleaved))
+    query, key = (tuple(one[:, : rotary.dims] for one in side) for side in (site.query, site.key))
+    yield _block(f"{name}_rotary", "rotary query-key", query, key, set(), lambda one: pairs(one, interleaved=rotary.interleaved))
     if rotary.dims < site.width:
-        still = [tuple(_not_rotated(site, one) for one in side) for side in (site.query, site.key)]
-        yield _block(name, "query-key", *still, dropped, Features.matrix)
+        query, key = (tuple(_not_rotated(site, one) for one in side) for side in (site.query, site.key))
+        yield _block(name, "query-key", query, key, dropped, Features.matrix)
 
 
 def _not_rotated(site: AttentionSite, features: Features) -> Features:
@@ -210,8 +210,11 @@ class _Scales:
 
     def __call__(self, values: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
         for features in (*self.site.query, self.site.key[0]):
-            for group in range(read(values, features.weight).shape[0]):
-                yield _changed(values, features, lambda rows, group=group: rows * (torch.arange(len(rows)) == group).view(-1, 1, 1))
+            groups, h = read(values, features.weight).shape[0], self.site.width
+            for group in range(groups):
+                factors = torch.zeros(groups, h, h, dtype=next(iter(values.values())).dtype)
+                factors[group] = torch.eye(h)
+                yield _changed(values, features, factors)
 
 
 @dataclass(frozen=True)
@@ -225,15 +228,15 @@ class _Rotations:
         for group, (i, j) in itertools.product(range(groups), itertools.combinations(range(h), 2)):
             turn = torch.zeros(groups, h, h, dtype=next(iter(values.values())).dtype)
             turn[group, i, j], turn[group, j, i] = 1, -1
-            changes = [_changed(values, one, lambda rows, turn=turn: rows @ turn) for one in (*self.site.query, self.site.key[0])]
-            yield _sum(changes)
+            yield _sum([_changed(values, one, turn) for one in (*self.site.query, self.site.key[0])])
 
 
-def _changed(values: Mapping[str, Tensor], features: Features, rule: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
+def _changed(values: Mapping[str, Tensor], features: Features, generator: Tensor) -> dict[str, Tensor]:
+    """The features of every head times the generator of a group."""
     change: dict[str, Tensor] = {}
     for view in features.matrix():
         whole = change.setdefault(view.parameter, torch.zeros_like(parameter_of(values, view)))
-        write({view.parameter: whole}, view, rule(read(values, view)))
+        write({view.parameter: whole}, view, read(values, view) @ generator)
     return change
 
 

@@ -72,7 +72,9 @@ def completeness(
     with _WideCasts(), sdpa_kernel(SDPBackend.MATH):
         seen = visit(Places(model), run, values, judges)
     if missing := [scope for scope in modules if scope not in seen]:
-        raise SymmetryError(f"expected module {missing[0]!r} to be called with its own parameters on this batch; its null space was not found")
+        raise SymmetryError(
+            f"expected module {missing[0]!r} to be called with its own parameters on this batch; its null space was not found"
+        )
     return [found[scope] for scope in modules]
 
 
@@ -112,7 +114,9 @@ def _flat_tangents(claim: Block | Known, values: Mapping[str, Tensor]) -> Iterat
         return
     try:
         for change in claim.tangents(values):
-            yield torch.cat([change[name].reshape(-1) if name in change else torch.zeros(values[name].numel(), dtype=torch.float64) for name in values])
+            yield torch.cat(
+                [change[name].reshape(-1) if name in change else torch.zeros(values[name].numel(), dtype=torch.float64) for name in values]
+            )
     except SymmetryError:  # a known symmetry of another module
         return
 
@@ -138,12 +142,14 @@ def _jacobian(call: Call, values: Mapping[str, Tensor], generator: torch.Generat
         # All rows of the Jacobian in one backward pass.
         eye = torch.eye(len(outputs), dtype=outputs.dtype)
         parts = torch.autograd.grad(outputs, list(leaves.values()), eye, is_grads_batched=True, allow_unused=True, materialize_grads=True)
-    return torch.cat([part.flatten(1) for part in parts], 1)
+    jacobian: Tensor = torch.cat([part.flatten(1) for part in parts], 1)
+    return jacobian
 
 
 def _main(output: Any) -> Tensor:
     """The first tensor: what comes after it (soft-max rows, a table of position biases) is not what the network computes with."""
-    return next(tensors(output)).reshape(-1)
+    first: Tensor = next(tensors(output))
+    return first.reshape(-1)
 
 
 def _redrawn(call: Call, generator: torch.Generator) -> tuple[tuple[Any, ...], dict[str, Any]]:

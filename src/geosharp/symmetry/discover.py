@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from geosharp.errors import RankError, SymmetryError
 from geosharp.symmetry.attention import reading_of
 from geosharp.symmetry.block import Block, Factors, Translation, overlaps
+from geosharp.symmetry.complete import Completeness
 from geosharp.symmetry.layouts import ATTENTION, OTHERS
 from geosharp.symmetry.layouts.adapters import low_rank
 from geosharp.symmetry.reading import Dropped, IsCoordinate, Known, Part, Reading
-from geosharp.symmetry.complete import Completeness
 from geosharp.symmetry.scope import Places, Run
 from geosharp.symmetry.show import as_dict, shown
 from geosharp.symmetry.verify import Verdict, verify_parts
@@ -239,7 +239,7 @@ def discover(
             _insist(verdict)
     readings = [part.readings[index] for part, index in zip(parts, chosen, strict=True)]
     claimed = [verdict.block for verdict in verdicts if verdict.verified or verdict.status == "unverified"]
-    kept, overlapping = _disjoint(claimed, values)
+    _, overlapping = _disjoint(claimed, values)
     gone = {known.name for known in overlapping}
     return Found(
         verdicts=tuple(verdict for verdict in verdicts if verdict.block.name not in gone),

@@ -173,9 +173,9 @@ class Factors:
         whole = self.with_carried()
         left, right = whole.read(values)
         copies, width = left.shape[0], left.shape[2]
-        units = (1.0, 1j) if self.is_complex else (1.0,)
+        units = torch.tensor([1, 1j] if self.is_complex else [1.0], dtype=left.dtype)
         pairs = [(i, i) for i in range(width)] if self.group == "positive" else list(itertools.product(range(width), repeat=2))
-        for copy, (i, j), unit in itertools.product(range(copies), pairs, units):
+        for copy, (i, j), unit in itertools.product(range(copies), pairs, units.unbind()):
             Lambda = torch.zeros(copies, width, width, dtype=left.dtype, device=left.device)
             Lambda[copy, i, j] = unit
             change = {name: torch.zeros_like(values[name]) for name in whole.parameters}

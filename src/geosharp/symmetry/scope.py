@@ -25,7 +25,6 @@ Evaluate = Callable[[Mapping[str, Tensor]], Tensor]
 """The outputs of a module (or of the whole model) with some parameters replaced."""
 
 
-
 @dataclass(frozen=True)
 class Call:
     """One call of a module, on its real inputs: it can be repeated with other parameters, or on other inputs."""

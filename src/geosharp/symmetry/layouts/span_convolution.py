@@ -92,9 +92,9 @@ def span_convolution(name: str, module: nn.Module, parent: nn.Module | None) -> 
         Factors(f"{label}.kernel_channels", convolved.scalars(), kernel.used().scalars(), kind="kernel channels"),
         Factors(f"{label}.separable", depthwise.scalars(), pointwise.scalars(), kind="separable convolution"),
     )
-    dimension = mixed.heads.queries * (kernel.inputs + kernel.has_bias)
-    shifts = _KernelShifts(kernel, mixed.heads.queries)
-    known = Known(f"{label}.kernel", "kernel shift", f"R^{kernel.inputs + kernel.has_bias}", dimension, "its maps stay element-wise", shifts)
+    each, heads = kernel.inputs + kernel.has_bias, mixed.heads.queries
+    reason = "its maps stay element-wise"
+    known = Known(f"{label}.kernel", "kernel shift", f"R^{each}", heads * each, reason, _KernelShifts(kernel, heads))
     return [Reading(blocks, (), (known,))]
 
 
