@@ -5,12 +5,12 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Iterator
-from types import CodeType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from geosharp.symmetry.code import happens, names_of, names_used, sources
 from geosharp.symmetry.site import Rotary
 
 _NORMS = (
@@ -25,7 +25,10 @@ def facts(module: nn.Module, *names: str) -> Iterator[Any]:
     """The values that a module or its config has under some names, the module's first."""
     for holder in (module, getattr(module, "config", None)):
         for name in names:
-            value = getattr(holder, name, None)
+            try:
+                value = getattr(holder, name, None)
+            except Exception:  # a config may refuse what differs from layer to layer
+                continue
             if value is not None:
                 yield value
 
@@ -35,13 +38,42 @@ def number(module: nn.Module, *names: str) -> int | None:
     return next((value for value in facts(module, *names) if isinstance(value, int) and value > 0), None)
 
 
-def norm_names(module: nn.Module) -> tuple[str, str] | None:
-    """The children by which an attention layer normalizes queries and keys."""
+# In front of the soft-max ---------------------------------------------------------------------------------------------
+
+
+def norm_names(module: nn.Module, projection: str = "") -> tuple[str, str] | None:
+    """The children by which an attention layer normalizes queries and keys, unless it does so before this projection."""
     for names in _NORMS:
         found = [getattr(module, name, None) for name in names]
         if all(isinstance(child, nn.Module) and not isinstance(child, nn.Identity) for child in found):
-            return names
+            before = names[0] in sources(module).get(projection, ())
+            return names if happens(module, set(names)) and not before else None
     return None
+
+
+def gain_offset(norm: nn.Module) -> float | None:
+    """What a norm adds to its gains before it multiplies with them, 0 or 1, seen by calling it; nothing where it is neither."""
+    weight = getattr(norm, "weight", None)
+    if not isinstance(weight, Tensor) or weight.ndim != 1 or not weight.is_floating_point():
+        return None
+    probe = torch.linspace(-1, 2, weight.numel() + 1, dtype=weight.dtype, device=weight.device)[1:]
+    if isinstance(norm, (nn.LayerNorm, nn.GroupNorm, nn.BatchNorm1d, nn.BatchNorm2d)):
+        return 0.0
+    still = {name: torch.zeros_like(bias) for name, bias in norm.named_parameters() if name == "bias"}
+    for offset in (0.0, 1.0):
+        try:
+            with torch.no_grad():
+                made = torch.func.functional_call(norm, {**still, "weight": torch.full_like(weight, -offset)}, (probe[None, None],))
+        except Exception:  # whatever else it needs, it is not a plain norm
+            return None
+        if isinstance(made, Tensor) and not bool(made.any()):
+            return offset
+    return None
+
+
+def pooled_queries(module: nn.Module) -> str:
+    """What takes maxima over queries, or nothing."""
+    return next((f"a maximum over {value} queries" for value in facts(module, "query_stride") if isinstance(value, int) and value > 1), "")
 
 
 def is_cosine(module: nn.Module) -> bool:
@@ -54,19 +86,6 @@ def is_clipped(module: nn.Module) -> bool:
     return any(value for value in facts(module, "clip_qkv"))
 
 
-def names_used(module: nn.Module) -> set[str]:
-    """Every global and attribute name in a module's forward pass."""
-    code = getattr(inspect.unwrap(type(module).forward), "__code__", None)
-    return set(_names(code)) if isinstance(code, CodeType) else set()
-
-
-def _names(code: CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _names(constant)
-
-
 # Rotary positions -----------------------------------------------------------------------------------------------------
 
 
@@ -74,6 +93,7 @@ def rotary_of(module: nn.Module, width: int) -> Rotary | None:
     """The rotary positions of an attention layer with heads of this width."""
     used = {name for name in names_used(module) if "rotary" in name or "rope" in name or name.startswith("rotate_")}
     switches = [value for value in facts(module, "use_rope", "use_rotary", "rotary") if isinstance(value, bool)]
+    used = {name for name in used if happens(module, {name})}
     if not used or not all(switches) or any(value is True for value in facts(module, "alibi")):
         return None
     if any(value not in ("rotary", "rope") for value in facts(module, "position_embedding_type", "position_embeddings_type")):
@@ -94,9 +114,22 @@ def _rotated_dims(module: nn.Module, width: int) -> int:
 
 
 def _rope_parameters(module: nn.Module) -> Iterator[Any]:
+    """The factors of a config's own table, which may have one for each kind of layer."""
+    kinds = [*facts(module, "layer_type", "attention_type"), *_kind_of_layer(module)]
     for parameters in facts(module, "rope_parameters", "rope_scaling"):
         if isinstance(parameters, dict):
-            yield parameters.get("partial_rotary_factor")
+            tables = [parameters, *(parameters[kind] for kind in kinds if isinstance(kind, str) and kind in parameters)]
+            for table in tables:
+                # A proportional table keeps all pairs where they are and gives the last ones the frequency 0.
+                if isinstance(table, dict) and table.get("rope_type") != "proportional":
+                    yield table.get("partial_rotary_factor")
+
+
+def _kind_of_layer(module: nn.Module) -> Iterator[Any]:
+    index = getattr(module, "layer_idx", None)
+    for kinds in facts(module, "layer_types"):
+        if isinstance(kinds, (list, tuple)) and isinstance(index, int) and index < len(kinds):
+            yield kinds[index]
 
 
 def _interleaved(module: nn.Module, used: set[str]) -> bool | None:
@@ -104,14 +137,29 @@ def _interleaved(module: nn.Module, used: set[str]) -> bool | None:
     space = vars(sys.modules.get(type(module).__module__, object))
     functions = [space[name] for name in used if callable(space.get(name))]
     for function in functions:
-        code = getattr(inspect.unwrap(function), "__code__", None)
-        names = set(_names(code)) if isinstance(code, CodeType) else set()
+        partner = _partner_by_call(function)
+        if partner is not None:
+            return partner == 1
+    for function in functions:
+        names = names_of(function)
         if "view_as_complex" in names:
             return True
         for name in (*names, getattr(function, "__name__", "")):
             if name.startswith("rotate_") and callable(space.get(name)):
                 return _partner_of_first(space[name]) == 1
     return True if "apply_rotary_position_embeddings" in used else None
+
+
+def _partner_by_call(function: Any) -> int | None:
+    """Which feature of 8 the model's own rotation of queries and keys mixes with the first; some put pairs in another order first."""
+    probe, ones = torch.eye(8)[None, None], torch.ones(1, 8, 8)
+    try:
+        if list(inspect.signature(function).parameters)[:4] != ["q", "k", "cos", "sin"]:
+            return None
+        rows = function(probe, probe, ones, ones)[0].reshape(8, 8).abs() > 1e-6
+    except Exception:  # whatever else it needs, it cannot be asked
+        return None
+    return next((j for j in range(1, 8) if torch.equal(rows[j], rows[0])), None)
 
 
 def _partner_of_first(rotate: Any) -> int:
@@ -144,3 +192,39 @@ def value_norm(module: nn.Module) -> str:
 def has_sinks(module: nn.Module) -> bool:
     """Whether the soft-max has a term beside the keys, so that its rows do not sum to 1."""
     return any(getattr(module, name, None) is not None for name in _SINKS)
+
+
+_VALUE_CONVOLUTIONS = ("conv", "v_sconv", "v_conv", "value_conv", "v_conv1d", "get_v", "lepe", "dwconv")
+
+
+def value_convolution(module: nn.Module) -> tuple[str, int]:
+    """The child that convolves values over positions, and into how many groups it divides their features."""
+    for name in _VALUE_CONVOLUTIONS:
+        child = getattr(module, name, None)
+        for one in child.modules() if isinstance(child, nn.Module) else ():
+            if isinstance(one, (nn.Conv1d, nn.Conv2d)):
+                return name, one.groups
+    return "", 0
+
+
+def added_maps(module: nn.Module) -> str:
+    """The child that adds further maps to the projections, chosen by what is not the module's own, or nothing."""
+    lists = (name for name, child in module.named_children() if "adapter" in name and isinstance(child, (nn.ModuleList, nn.ModuleDict)))
+    return next((name for name in lists if any(True for _ in getattr(module, name).parameters())), "")
+
+
+def neuron_norm(module: nn.Module) -> str:
+    """The child that normalizes what linear maps of the same module made, or nothing."""
+    maps = {name for name, child in module.named_children() if isinstance(child, nn.Linear)}
+    between = (name for name, before in sources(module).items() if "norm" in name.lower() and before & maps)
+    return next((name for name in between if isinstance(getattr(module, name, None), nn.Module) and _is_read(module, name, maps)), "")
+
+
+def _is_read(module: nn.Module, name: str, maps: set[str]) -> bool:
+    return any(name in before for path, before in sources(module).items() if path in maps)
+
+
+def map_of_values(module: nn.Module, features: int) -> str:
+    """A further child that reads all values (to mask keys by them), or nothing."""
+    child = getattr(module, "dt_proj", None)
+    return "dt_proj" if isinstance(child, nn.Linear) and child.in_features == features else ""

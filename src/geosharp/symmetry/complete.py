@@ -114,18 +114,18 @@ def _flat_tangents(claim: Block | Known, values: Mapping[str, Tensor]) -> Iterat
         return
     try:
         for change in claim.tangents(values):
-            yield torch.cat(
-                [change[name].reshape(-1) if name in change else torch.zeros(values[name].numel(), dtype=torch.float64) for name in values]
-            )
+            parts = (change[name] if name in change else torch.zeros_like(value) for name, value in values.items())
+            yield torch.cat([part.reshape(-1) for part in parts])
     except SymmetryError:  # a known symmetry of another module
         return
 
 
 def _triangle(call: Call, values: Mapping[str, Tensor], generator: torch.Generator) -> Tensor:
     """R of a QR decomposition of the Jacobian, over as many random inputs as make its rank grow."""
-    triangle, rank = torch.zeros(0, sum(value.numel() for value in values.values()), dtype=torch.float64), -1
+    triangle, rank = _jacobian(call, values, generator), -1
     for _ in range(DRAWS):
-        triangle = torch.linalg.qr(torch.cat([triangle, _jacobian(call, values, generator)]), mode="r").R
+        rows: Tensor = torch.cat([triangle, _jacobian(call, values, generator)])
+        triangle = torch.linalg.qr(rows, mode="r").R
         found = int(torch.linalg.matrix_rank(triangle, rtol=NULL))
         if found == rank:
             return triangle
@@ -140,7 +140,7 @@ def _jacobian(call: Call, values: Mapping[str, Tensor], generator: torch.Generat
     with torch.enable_grad(), call.installed(leaves):
         outputs = _main(call.module.forward(*args, **kwargs))
         # All rows of the Jacobian in one backward pass.
-        eye = torch.eye(len(outputs), dtype=outputs.dtype)
+        eye = torch.eye(len(outputs), dtype=outputs.dtype, device=outputs.device)
         parts = torch.autograd.grad(outputs, list(leaves.values()), eye, is_grads_batched=True, allow_unused=True, materialize_grads=True)
     jacobian: Tensor = torch.cat([part.flatten(1) for part in parts], 1)
     return jacobian
@@ -162,7 +162,7 @@ def _redrawn(call: Call, generator: torch.Generator) -> tuple[tuple[Any, ...], d
         if bool((value == 0).any()) or not bool(torch.isfinite(value).all()):  # a mask, a slope times a distance
             return value
         if id(value) not in fresh:
-            fresh[id(value)] = torch.randn(value.shape, generator=generator, dtype=torch.float64)
+            fresh[id(value)] = torch.randn(value.shape, generator=generator, dtype=torch.float64).to(value.device)
         return fresh[id(value)]
 
     return tuple(other(value) for value in call.args), {name: other(value) for name, value in call.kwargs.items()}

@@ -220,7 +220,8 @@ def discover(
 ) -> Found:
     """The blocks of a model with their verdicts. A declared block that is refused is an error; a found one is listed.
 
-    `resolution` is the coarsest dtype on the way to the outputs. `wider` gives the model, its outputs and values in a wider dtype, asked for where rounding hides what a control shows.
+    `resolution` is the coarsest dtype on the way to the outputs; `wider` gives the model, its outputs and values in a wider
+    one, asked for where rounding hides what a control shows.
     """
     parts, dropped, declared = candidates(model, values, symmetries, coordinates, alias)
     if run is None:

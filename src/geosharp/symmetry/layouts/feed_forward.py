@@ -13,12 +13,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from geosharp.symmetry.between import added_maps, neuron_norm
 from geosharp.symmetry.block import Factors
+from geosharp.symmetry.code import names_used
 from geosharp.symmetry.features import Features, LinearMap, join, linear_map
-from geosharp.symmetry.layouts.projections import adapted, common, map_at
+from geosharp.symmetry.layouts.projections import adapted, common, gain_of, map_at
 from geosharp.symmetry.reading import Dropped, Known, Reading
 
-_GATED = (("gate_proj", "up_proj", "down_proj"), ("wi_0", "wi_1", "wo"), ("w1", "w3", "w2"), ("w_gate", "w_up", "w_down"), ("gate", "up", "down"))
+_GATED = (
+    ("gate_proj", "up_proj", "down_proj"), ("wi_0", "wi_1", "wo"), ("w1", "w3", "w2"), ("w_gate", "w_up", "w_down"),
+    ("gate", "up", "down"),
+)  # fmt: skip
 """Names of the half that goes through the activation, the linear half, the output."""
 
 _GATED_FUSED = (
@@ -30,7 +35,32 @@ _GATED_FUSED = (
 
 def feed_forward(name: str, module: nn.Module, parent: nn.Module | None) -> list[Reading]:
     """The neurons of one feed-forward layer, in the readings that its structure leaves open."""
-    return _gated(name, module) or _gated_fused(name, module) or _plain(name, module)
+    gated = _gated(name, module) or _gated_fused(name, module)
+    found = gated or _plain(name, module)
+    reason = _broken(module, gated=bool(gated)) if found else ""
+    if not reason:
+        return found
+    return [Reading(tuple(_gains(name, module, found[0])), tuple(Dropped(block.name, reason) for block in found[0].blocks))]
+
+
+def _gains(name: str, module: nn.Module, found: Reading) -> Iterator[Factors]:
+    """The gains of a norm on the neurons meet the map that reads them, neuron by neuron."""
+    path = neuron_norm(module)
+    norm = getattr(module, path, None) if path else None
+    gains = gain_of(norm, join(name, path)) if isinstance(norm, nn.Module) else None
+    for block in found.blocks:
+        if gains is not None and isinstance(block, Factors):
+            yield Factors(f"{block.name}_gains", gains.scalars(), block.right, kind="neuron gains")
+
+
+def _broken(module: nn.Module, *, gated: bool) -> str:
+    """What else is done with the neurons, or with the maps to them, or nothing."""
+    if name := neuron_norm(module):
+        return f"{name} normalizes the neurons"
+    if name := added_maps(module):
+        return f"{name} adds further maps to the neurons"
+    # A plain layer is often written together with what follows it, which half precision has clamped.
+    return "the linear half is clamped" if gated and names_used(module) & {"clamp", "clip", "clamp_"} else ""
 
 
 def _gated(name: str, module: nn.Module) -> list[Reading]:
@@ -112,9 +142,9 @@ def activation_of(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
 def _activations(module: nn.Module) -> Iterator[Any]:
     for names in (module._modules, vars(module)):
         for name, value in names.items():
-            if name.startswith("act") or "_act" in name:
-                if callable(value) and not isinstance(value, (type, nn.Dropout)):
-                    yield value
+            named = name.startswith("act") or "_act" in name
+            if named and callable(value) and not isinstance(value, (type, nn.Dropout)):
+                yield value
 
 
 def commutes_with(activation: Callable[[Tensor], Tensor]) -> str:

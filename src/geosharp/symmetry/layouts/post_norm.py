@@ -12,24 +12,45 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from geosharp.symmetry.features import LinearMap, join, linear_map
+from geosharp.symmetry.features import LinearMap, join
+from geosharp.symmetry.layouts.projections import map_at
 from geosharp.symmetry.reading import Known, Reading
+from geosharp.symmetry.scope import tensors
 from geosharp.symmetry.view import View, parameter_of
 
 
 def post_norm(name: str, module: nn.Module, parent: nn.Module | None) -> list[Reading]:
     """What the `LayerNorm` beside a `dense` leaves free of it."""
-    norm = getattr(module, "LayerNorm", None)
-    dense = linear_map(getattr(module, "dense", None), join(name, "dense"))
+    norm, dense = next(filter(all, _pairs(name, module)), (None, None))
     if dense is None or norm is None or getattr(getattr(norm, "weight", None), "numel", int)() != dense.outputs:
         return []
-    if isinstance(norm, nn.LayerNorm):
+    if isinstance(norm, nn.LayerNorm) or _takes_out_the_mean(norm):
         size = dense.inputs + dense.has_bias
         return [_known(join(name, "mean"), "output mean", size, "it shares entries with value-output blocks", _Mean(dense))]
     if type(norm).__name__ == "NoNorm" and dense.bias is not None:
         into = View(join(name, "LayerNorm.bias")), View(join(name, "LayerNorm.weight"))
         return [_known(join(name, "bias"), "output bias", dense.outputs, "both biases are coordinates", _Bias(dense.bias, *into))]
     return []
+
+
+def _pairs(name: str, module: nn.Module) -> Iterator[tuple[nn.Module | None, LinearMap | None]]:
+    for path, norm in (("dense", "LayerNorm"), ("post_proj", "layer_norm")):
+        yield getattr(module, norm, None), map_at(module, name, path)
+
+
+def _takes_out_the_mean(norm: nn.Module) -> bool:
+    """Whether a norm under a name of its own (DeBERTa's, I-BERT's) is a layer norm, seen by calling it."""
+    weight = getattr(norm, "weight", None)
+    if not isinstance(weight, Tensor) or not weight.is_floating_point():
+        return False
+    probe = torch.linspace(-1, 2, weight.numel(), dtype=weight.dtype, device=weight.device)[None, None] ** 3
+    try:
+        with torch.no_grad():
+            there, moved = (next(tensors(norm(x))) for x in (probe, probe + 1))
+            other = next(tensors(norm(probe.flip(-1) ** 2)))
+    except Exception:  # whatever else it needs, it is not a plain norm
+        return False
+    return bool(torch.allclose(there, moved, atol=1e-4)) and not bool(torch.allclose(there, other, atol=1e-4))
 
 
 def _known(name: str, kind: str, dimension: int, reason: str, tangents: _Mean | _Bias) -> Reading:

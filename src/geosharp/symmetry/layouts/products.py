@@ -106,8 +106,8 @@ def _behind_norm(name: str, module: nn.Module, to_hidden: LinearMap) -> list[Rea
     """Embeddings with a layer norm before the map: its gain and bias, channel by channel, are what meets the map."""
     path = join(name, "embeddings.LayerNorm")
     norm = getattr(getattr(module, "embeddings", None), "LayerNorm", None)
-    gains = None if norm is None else gain_of(norm, path)
-    if gains is None or gain_size(norm) != to_hidden.inputs:
+    gains = gain_of(norm, path) if isinstance(norm, nn.Module) else None
+    if gains is None or not isinstance(norm, nn.Module) or gain_size(norm) != to_hidden.inputs:
         return []
     block = Factors(join(name, "factorized"), gains.scalars(), to_hidden.used().scalars(), kind="factorized embeddings")
     return [Reading((block,))]

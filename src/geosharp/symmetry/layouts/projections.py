@@ -8,15 +8,30 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from geosharp.symmetry.between import has_gate, has_sinks, is_clipped, is_cosine, norm_names, number, rotary_of, value_norm
+from geosharp.symmetry.between import (
+    added_maps,
+    gain_offset,
+    has_gate,
+    has_sinks,
+    is_clipped,
+    is_cosine,
+    norm_names,
+    number,
+    pooled_queries,
+    rotary_of,
+    value_convolution,
+    value_norm,
+)
+from geosharp.symmetry.code import attends
 from geosharp.symmetry.features import Features, LinearMap, join, linear_map
 from geosharp.symmetry.site import AttentionSite, Norm
 from geosharp.symmetry.view import View
 
 _OUTPUTS = (
     "o_proj", "out_proj", "out_lin", "o", "dense", "fc_out", "proj", "c_proj", "to_out", "Wo", "wo", "out", "output_proj", "linear_out",
-    "output", "projection", "projection_layer", "post", "attention_out",
+    "output", "projection", "projection_layer", "post", "attention_out", "post_proj",
 )  # fmt: skip
+_OUTPUTS_ABOVE = ("output.dense", "post_attention.conv1d")
 _WIDTHS = ("head_dim", "attention_head_size", "head_size", "key_value_proj_dim", "kv_channels", "attention_head_dim")
 _HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead", "num_attn_heads", "encoder_attention_heads")
 _KEY_HEADS = ("num_key_value_heads", "num_kv_heads", "num_key_value_head", "n_kv_heads", "kv_n_heads", "kv_heads", "num_query_groups")
@@ -29,7 +44,45 @@ def map_at(module: nn.Module, prefix: str, path: str) -> LinearMap | None:
         owner = getattr(owner, step, None)
     if isinstance(owner, (nn.Sequential, nn.ModuleList)) and len(owner):
         path, owner = f"{path}.0", owner[0]
-    return linear_map(owner, join(prefix, path))
+    return _linear(owner, join(prefix, path))
+
+
+def _linear(module: object, path: str) -> LinearMap | None:
+    """A linear map by itself, as the only child of a wrapper, as a convolution of width 1, or under a class name of its own."""
+    found = linear_map(module, path)
+    if found is not None or not isinstance(module, nn.Module):
+        return found
+    inner = getattr(module, "linear", None)
+    if inner is not None and len(list(module.parameters())) == len(list(inner.parameters())) and len(module._modules) == 1:
+        return linear_map(inner, join(path, "linear"))
+    weight, has_bias = getattr(module, "weight", None), isinstance(getattr(module, "bias", None), Tensor)
+    if not isinstance(weight, Tensor) or not weight.is_floating_point():
+        return None
+    if isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
+        sizes, pads = (*module.kernel_size, *module.stride), tuple(module.padding)
+        plain = all(size == 1 for size in sizes) and not any(pad != 0 for pad in pads)
+        found = PointMap(path, weight.shape[0], weight.shape[1], False, has_bias, kernel=weight.ndim - 2, groups=module.groups)
+        return found if plain else None
+    outputs, inputs = getattr(module, "out_features", None), getattr(module, "in_features", None)
+    if type(module).__name__.endswith("Linear") and tuple(weight.shape) == (outputs, inputs) and not getattr(module, "quant_mode", False):
+        return LinearMap(path, weight.shape[0], weight.shape[1], False, has_bias)
+    return None
+
+
+@dataclass(frozen=True)
+class PointMap(LinearMap):
+    """A convolution with a kernel of width 1: a linear map at each position. In groups its inputs are those of a group."""
+
+    kernel: int = 0
+    groups: int = 1
+
+    def made(self) -> Features:
+        """Its outputs as features."""
+        return Features(View(f"{self.path}.weight")[(..., *(0 for _ in range(self.kernel)))], self.bias)
+
+    def used(self) -> Features:
+        """Its inputs as features; `inputs` says that in groups these are not all."""
+        return Features(View(f"{self.path}.weight")[(..., *(0 for _ in range(self.kernel)))].T)
 
 
 def output_map(module: nn.Module, name: str, parent: nn.Module | None, inputs: int) -> LinearMap | None:
@@ -37,12 +90,12 @@ def output_map(module: nn.Module, name: str, parent: nn.Module | None, inputs: i
     above = name.rpartition(".")[0]
     places: Iterable[tuple[nn.Module | None, str, str]] = (
         *((module, name, path) for path in _OUTPUTS),
-        (parent, above, "output.dense"),
+        *((parent, above, path) for path in _OUTPUTS_ABOVE),
         *((parent, above, path) for path in _OUTPUTS),
     )
     for owner, prefix, path in places:
         found = map_at(owner, prefix, path) if owner is not None else None
-        if found is not None and found.inputs == inputs:
+        if found is not None and found.inputs == inputs:  # a convolution in groups has fewer
             return found
     return None
 
@@ -93,17 +146,18 @@ def key_heads(module: nn.Module) -> int | None:
 def finished(site: AttentionSite, module: nn.Module, prefix: str) -> list[AttentionSite]:
     """The site with what stands between its maps, in the readings that the module's code leaves open."""
     context = site.heads * site.width
-    sinks, norm, clipped = has_sinks(module), norm_names(module), is_clipped(module)
+    sinks, (convolution, channels) = has_sinks(module), value_convolution(module)
     rotary = rotary_of(module, site.width)
     site = dataclasses.replace(
         site,
         rotary=rotary,
         value_rotary=rotary is not None and bool(getattr(module, "rotary_value", False)),
-        norm=_norm(site, module, prefix, norm),
-        gated=site.gated or has_gate(module, context),
+        norm=_norm(site, module, prefix),
+        # A convolution with a kernel of its own for each feature takes them apart.
+        gated=site.gated or has_gate(module, context) or channels > site.heads,
         key_shifts_free=tuple(free and not sinks for free in site.key_shifts_free),
-        value_shift_is_free=site.value_shift_is_free and not sinks,
-        broken=site.broken or ("clip_qkv clamps queries, keys and values" if clipped else ""),
+        value_shift_is_free=site.value_shift_is_free and not sinks and not convolution,
+        broken=site.broken or _broken(module),
         value_broken=(name := value_norm(module)) and f"{name} normalizes values or context",
     )
     if rotary is None or rotary.known:
@@ -111,9 +165,21 @@ def finished(site: AttentionSite, module: nn.Module, prefix: str) -> list[Attent
     return [site, dataclasses.replace(site, rotary=dataclasses.replace(rotary, interleaved=not rotary.interleaved))]
 
 
-def _norm(site: AttentionSite, module: nn.Module, prefix: str, names: tuple[str, str] | None) -> Norm | None:
+def _broken(module: nn.Module) -> str:
+    """Why neither queries and keys nor values and output are products, or nothing."""
+    if not attends(module):
+        return "no soft-max in its forward pass: linear attention has no layout"
+    if name := added_maps(module):
+        return f"{name} adds further maps to the projections"
+    return "clip_qkv clamps queries, keys and values" if is_clipped(module) else ""
+
+
+def _norm(site: AttentionSite, module: nn.Module, prefix: str) -> Norm | None:
+    projection = site.query[0].weight.parameter.removeprefix(f"{prefix}." if prefix else "").partition(".")[0]
+    names = norm_names(module, projection)
     if names is None:
-        return Norm("a normalization to length 1", cosine=True) if is_cosine(module) else None
+        pooled = pooled_queries(module)
+        return Norm(pooled) if pooled else Norm("a normalization to length 1", cosine=True) if is_cosine(module) else None
     gains = [gain_of(getattr(module, name), join(prefix, name)) for name in names]
     label = " and ".join(dict.fromkeys(names))
     if gains[0] is None or gains[1] is None:
@@ -128,8 +194,8 @@ def _norm(site: AttentionSite, module: nn.Module, prefix: str, names: tuple[str,
 
 
 def gain_of(norm: nn.Module, path: str) -> Features | None:
-    """The gains of a norm as features (size,) with one row, and its biases."""
-    if gain_size(norm) is None:
+    """The gains of a norm as features (size,) with one row, and its biases; nothing where 1 is added to them."""
+    if gain_offset(norm) != 0.0:
         return None
     bias = View(f"{path}.bias") if isinstance(getattr(norm, "bias", None), Tensor) else None
     return Features(View(f"{path}.weight")[:, None], bias)
