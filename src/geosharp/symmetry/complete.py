@@ -122,7 +122,8 @@ def _flat_tangents(claim: Block | Known, values: Mapping[str, Tensor]) -> Iterat
 
 def _triangle(call: Call, values: Mapping[str, Tensor], generator: torch.Generator) -> Tensor:
     """R of a QR decomposition of the Jacobian, over as many random inputs as make its rank grow."""
-    triangle, rank = _jacobian(call, values, generator), -1
+    triangle: Tensor = _jacobian(call, values, generator)
+    rank = -1
     for _ in range(DRAWS):
         rows: Tensor = torch.cat([triangle, _jacobian(call, values, generator)])
         triangle = torch.linalg.qr(rows, mode="r").R
