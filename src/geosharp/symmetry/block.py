@@ -64,7 +64,7 @@ def _covered(views: Iterable[View], shape: torch.Size) -> Tensor:
     return mask
 
 
-def moved(blocks: Iterable[tuple[Block, Tensor]], values: Mapping[str, Tensor], *, one_sided: bool = False) -> None:
+def moved(blocks: Iterable[tuple[Block, Tensor]], values: Mapping[str, Tensor], *, one_sided: bool = False, exactly: bool = True) -> None:
     """Let group elements act, in place. Translations go first: they read the weights that factors move."""
     for block, element in sorted(blocks, key=lambda pair: isinstance(pair[0], Factors)):
-        block.act(values, element, one_sided=one_sided)
+        block.act(values, element, one_sided=one_sided, exactly=exactly)

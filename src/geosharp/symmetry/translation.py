@@ -81,7 +81,7 @@ class Translation:
         at = read(values, view)
         write(values, view, (at.double() + element.to(at.device)).to(at.dtype))
 
-    def act(self, values: Mapping[str, Tensor], element: Tensor, *, one_sided: bool = False) -> None:
+    def act(self, values: Mapping[str, Tensor], element: Tensor, *, one_sided: bool = False, exactly: bool = True) -> None:
         """The shift in place; the control leaves out the compensation, or shifts what feels it."""
         rows = read(values, self.shifted).shape[1]
         if one_sided and self.control is not None:

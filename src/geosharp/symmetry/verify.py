@@ -162,7 +162,7 @@ class _Trial:
         """Relative change of the outputs when these blocks move."""
         names = {name for index in indices for name in _touched(self.blocks[index])}
         copies = {name: self.values[name].detach().clone() for name in names}
-        moved(((self.blocks[i], self.elements[i]) for i in indices), {**self.values, **copies}, one_sided=one_sided)
+        moved(((self.blocks[i], self.elements[i]) for i in indices), {**self.values, **copies}, one_sided=one_sided, exactly=False)
         difference = torch.where(self.finite, self.evaluate(copies), 0) - self.reference
         size = float(torch.linalg.vector_norm(difference, dtype=torch.float64)) / self.scale
         return size if math.isfinite(size) else math.inf
