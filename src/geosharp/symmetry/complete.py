@@ -98,6 +98,7 @@ def _at(scope: str, call: Call, values: Mapping[str, Tensor], claims: Sequence[B
     below = singular[rank] if rank < len(singular) else torch.tensor(0.0)
     directions = [direction[used] for claim in claims for direction in _flat_tangents(claim, values)]
     error, explained = 0.0, 0
+    directions = [direction for direction in directions if bool(direction.any())]
     if directions:
         basis = torch.stack(directions, 1)
         basis = basis / torch.linalg.vector_norm(basis, dim=0)
@@ -142,8 +143,10 @@ def _jacobian(call: Call, values: Mapping[str, Tensor], generator: torch.Generat
         outputs = _main(call.module.forward(*args, **kwargs))
         # All rows of the Jacobian in one backward pass.
         eye = torch.eye(len(outputs), dtype=outputs.dtype, device=outputs.device)
-        parts = torch.autograd.grad(outputs, list(leaves.values()), eye, is_grads_batched=True, allow_unused=True, materialize_grads=True)
-    jacobian: Tensor = torch.cat([part.flatten(1) for part in parts], 1)
+        parts = torch.autograd.grad(outputs, list(leaves.values()), eye, is_grads_batched=True, allow_unused=True)
+    pairs = zip(parts, leaves.values(), strict=True)
+    rows = [outputs.new_zeros(len(outputs), leaf.numel()) if part is None else part.flatten(1) for part, leaf in pairs]
+    jacobian: Tensor = torch.cat(rows, 1).detach()
     return jacobian
 
 

@@ -139,7 +139,10 @@ def candidates(
 
 def _moves(known: Known, values: Mapping[str, Tensor], is_coordinate: IsCoordinate) -> bool:
     """Whether a known symmetry moves coordinates only."""
-    return all(is_coordinate(name) for name in next(iter(known.tangents(values)), {}))
+    try:
+        return all(is_coordinate(name) for name in next(iter(known.tangents(values)), {}))
+    except SymmetryError:  # of a module that shares its parameters with an earlier one, which has the same
+        return False
 
 
 def _misfit(block: Block, values: Mapping[str, Tensor]) -> str:
@@ -229,10 +232,11 @@ def discover(
         verdicts = [Verdict(block, "unverified", reason="no batch was given") for part in parts for block in part.readings[0].blocks]
     else:
         claims = [[reading.blocks for reading in part.readings] for part in parts]
-        judged = verify_parts(model, run, values, claims, seed=seed, resolution=resolution)
+        within = ["" if declared else part.name for part in parts]
+        judged = verify_parts(model, run, values, claims, seed=seed, within=within, resolution=resolution)
         if wider is not None and any(verdict.hidden_by_rounding for one in judged for verdict in one.verdicts):
             wide_model, wide_run, wide_values = wider()
-            judged = verify_parts(wide_model, wide_run, wide_values, claims, seed=seed)
+            judged = verify_parts(wide_model, wide_run, wide_values, claims, seed=seed, within=within)
         chosen = [one.reading for one in judged]
         verdicts = [_or_degenerate(verdict, values) for one in judged for verdict in one.verdicts]
     if declared:
@@ -262,7 +266,7 @@ def attention_modules(model: nn.Module, found: Found) -> dict[str, set[str]]:
         blocks = part.readings[0].blocks
         names = {name for block in blocks for name in block.parameters}
         if part.kind in WITHIN_ATTENTION and names:
-            scopes.setdefault(places.scope(names), set())
+            scopes.setdefault(places.scope(names, part.name), set())
         elif part.kind != "position bias":
             nested |= names
     for scope in scopes:
@@ -271,7 +275,7 @@ def attention_modules(model: nn.Module, found: Found) -> dict[str, set[str]]:
     return scopes
 
 
-WITHIN_ATTENTION = ("attention", "span convolution")
+WITHIN_ATTENTION = ("attention", "span convolution", "global attention", "context norm", "pooled queries", "latent positions")
 """Kinds of parts that make up an attention module."""
 
 

@@ -64,16 +64,20 @@ class Places:
         found = (other.rpartition(".") for other in self._names[self._first[name]])
         return [(self._modules[owner], leaf) for owner, _, leaf in found]
 
-    def scope(self, names: Iterable[str]) -> str:
-        """The innermost module around all places of these parameters that has a forward pass of its own; "" is the model."""
+    def scope(self, names: Iterable[str], within: str = "") -> str:
+        """The innermost module with a forward pass around all places of these parameters, and around or at `within`; "" is the model."""
         every = [other.split(".")[:-1] for name in names for other in self._names[self._first[name]]]
+        if every and within and within in self._modules:  # what a norm makes is judged where it is used
+            every.append(within.split("."))
         depth = min((len(path) for path in every), default=0)
         while depth and (len({tuple(path[:depth]) for path in every}) > 1 or not self._runs(".".join(every[0][:depth]))):
             depth -= 1
         return ".".join(every[0][:depth]) if every else ""
 
     def _runs(self, path: str) -> bool:
-        return not isinstance(self._modules[path], (nn.ModuleList, nn.ModuleDict))
+        """A container is not called, and what a single map makes moves with it: claims are about what is made of that."""
+        module = self._modules[path]
+        return bool(module._modules) and not isinstance(module, (nn.ModuleList, nn.ModuleDict))
 
 
 def visit(places: Places, run: Run, values: Mapping[str, Tensor], judges: Mapping[str, tuple[set[str], Judge]]) -> set[str]:
@@ -130,6 +134,7 @@ class _Visitor:
             if self._paused:
                 return
             untouched = self._versions[scope] == [tensor._version for tensor in tensors((args, kwargs))]
+            untouched = untouched and not any(_keeps_state(value) for value in (*args, *kwargs.values()))
             if scope not in self.judged and untouched:
                 with self._all_in_place():
                     judge(Call(module, args, kwargs, flat(output), self._installed))
@@ -165,6 +170,11 @@ class _Visitor:
         for name, tensor in tensors.items():
             for module, leaf in self.slots[name]:
                 module._parameters[leaf] = tensor  # type: ignore[assignment]  # as torch.func.functional_call does
+
+
+def _keeps_state(value: Any) -> bool:
+    """Whether an argument (a cache of keys and values) is another one after the call than before it."""
+    return callable(getattr(value, "update", None)) and not isinstance(value, (Mapping, set))
 
 
 def tensors(value: Any) -> Iterator[Tensor]:

@@ -63,17 +63,20 @@ def verify_parts(
     *,
     seed: int = 0,
     resolution: torch.dtype | None = None,
+    within: Sequence[str] = (),
 ) -> list[Judged]:
     """For each part the reading that verification chose, and its verdicts.
 
-    `resolution` is the coarsest dtype on the way to the outputs, where that is not theirs.
+    `within` has the module that each part is about: where a claim is judged, if its parameters lie deeper. `resolution` is
+    the coarsest dtype on the way to the outputs, where that is not theirs.
     """
     places = Places(model)
     found: dict[int, Judged] = {}
     with torch.no_grad():
         scopes: dict[str, list[int]] = {}
         for index, readings in enumerate(parts):
-            scopes.setdefault(places.scope({name for blocks in readings for name in _touched_by(blocks)}), []).append(index)
+            names = {name for blocks in readings for name in _touched_by(blocks)}
+            scopes.setdefault(places.scope(names, within[index] if within else ""), []).append(index)
 
         def judge_all(indices: Sequence[int], evaluate: Evaluate, reference: Tensor) -> None:
             for index in indices:

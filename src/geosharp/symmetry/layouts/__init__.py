@@ -11,7 +11,7 @@ from geosharp.symmetry.layouts.context_norm import context_norm
 from geosharp.symmetry.layouts.feed_forward import feed_forward
 from geosharp.symmetry.layouts.fused import fused
 from geosharp.symmetry.layouts.global_attention import global_attention
-from geosharp.symmetry.layouts.latent import latent_attention, latent_positions
+from geosharp.symmetry.layouts.latent import latent_attention, latent_positions, latent_spaces
 from geosharp.symmetry.layouts.mixture import mixture
 from geosharp.symmetry.layouts.norms import norm_before, norm_means, offset_gains
 from geosharp.symmetry.layouts.pooled import pooled
@@ -49,6 +49,7 @@ OTHERS: dict[str, Layout] = {
     "span convolution": span_convolution,
     "global attention": global_attention,
     "latent positions": latent_positions,
+    "latent spaces": latent_spaces,
     "position bias": position_bias,
     "context norm": context_norm,
     "pooled queries": pooled,
