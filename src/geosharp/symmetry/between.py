@@ -214,9 +214,10 @@ def added_maps(module: nn.Module) -> str:
 
 
 def neuron_norm(module: nn.Module) -> str:
-    """The child that normalizes what linear maps of the same module made, or nothing."""
+    """The child that normalizes what some linear maps of the same module made and others read, or nothing."""
     maps = {name for name, child in module.named_children() if isinstance(child, nn.Linear)}
-    between = (name for name, before in sources(module).items() if "norm" in name.lower() and before & maps)
+    # A norm behind all maps is the layer's own; one that stands in front or behind by a switch is not between either.
+    between = (name for name, before in sources(module).items() if "norm" in name.lower() and before & maps and not maps <= before)
     return next((name for name in between if isinstance(getattr(module, name, None), nn.Module) and _is_read(module, name, maps)), "")
 
 
