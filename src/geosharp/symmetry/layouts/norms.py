@@ -113,10 +113,14 @@ _INNER = ("self", "attention", "self_attention")
 
 
 def norm_before(name: str, module: nn.Module, parent: nn.Module | None) -> list[Reading]:
-    """A layer norm and the projections of the child that reads its output."""
+    """A layer norm and the projections of the child that reads its output, in a module that is about this attention alone."""
+    weighted = {path for path, child in module.named_children() if any(True for _ in child.parameters())}
     for path in _INNER:
         inner = getattr(module, path, None)
         for before in sources(module).get(path, ()) if isinstance(inner, nn.Module) else ():
+            others = weighted - {path, before}
+            if len(others) > 1 or any(path not in sources(module).get(other, ()) for other in others):
+                continue  # whatever else is there may read the norm too
             norm = getattr(module, before, None)
             maps = _first_maps(join(name, path), inner) if isinstance(inner, nn.Module) else []
             if isinstance(norm, nn.LayerNorm) and norm.weight is not None and maps and all(one.inputs == gain_size(norm) for one in maps):
