@@ -15,12 +15,12 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 MEAN, TABLE = "output mean", "position bias"
 KNOWN = {
-    **dict.fromkeys(("BERT", "RoBERTa", "XLM-R", "ALBERT", "ELECTRA", "DeBERTa-v2", "DeBERTa-v2 shared key", "RoFormer"), {MEAN}),
-    "MPNet": {MEAN, TABLE},
-    "ConvBERT": {MEAN, "kernel channels", "kernel shift", "separable convolution"},
-    "MobileBERT": {"output bias"},
-    **dict.fromkeys(("BEiT", "Swin", "T5", "T5 gated"), {TABLE}),
-    "SwinV2": {"query-key scales", "query-key rotations"},
+    **dict.fromkeys(("BERT", "RoBERTa", "XLM-R", "ALBERT", "ELECTRA", "DeBERTa-v2", "DeBERTa-v2 shared key", "RoFormer"), (MEAN,)),
+    "MPNet": (MEAN, TABLE),
+    "ConvBERT": (MEAN, "kernel channels", "kernel shift", "separable convolution"),
+    "MobileBERT": ("output bias",),
+    **dict.fromkeys(("BEiT", "Swin", "T5", "T5 gated"), (TABLE,)),
+    "SwinV2": ("query-key scales", "query-key rotations"),
 }
 SOME = 6
 """Directions tried of each."""
@@ -41,7 +41,7 @@ def slope(name: str, change: dict[str, Tensor], step: float = 1e-4) -> float:
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_outputs_do_not_see_what_is_known(name: str) -> None:
-    assert {known.kind for known in found_in(name).known} == KNOWN[name]
+    assert {known.kind for known in found_in(name).known} == set(KNOWN[name])
     values = {path: parameter.detach() for path, parameter in narrow(name).model.named_parameters()}
     generator = torch.Generator().manual_seed(0)
     for known in found_in(name).known:

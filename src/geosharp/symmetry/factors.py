@@ -126,27 +126,7 @@ class Factors:
 
         GL(h) has two components over the reals, and a claim is about both: copies take turns, from det < 0 on.
         """
-        copies, width = self.counted(values)
-        log_singular = (2 * torch.rand(copies, width, generator=generator, dtype=torch.float64) - 1) * math.log(spread)
-        if self.group == "positive":
-            return torch.diag_embed(log_singular.exp())
-        turns = (-1.0) ** (1 + torch.arange(copies))
-        if width == 1:
-            return log_singular.exp().unsqueeze(-1) * self._units(turns, generator)
-        kind = torch.complex128 if self.is_complex else torch.float64
-        first, second = (torch.linalg.qr(torch.randn(copies, width, width, generator=generator, dtype=kind))[0] for _ in range(2))
-        if not self.is_complex:
-            first = first.clone()
-            first[:, :, 0] *= (turns * torch.linalg.det(first).sign() * torch.linalg.det(second).sign()).unsqueeze(-1)
-        element: Tensor = first @ (log_singular.exp().unsqueeze(-1) * second)
-        return element
-
-    def _units(self, turns: Tensor, generator: torch.Generator) -> Tensor:
-        """Scalars of modulus 1: signs, or phases."""
-        if not self.is_complex:
-            return turns.view(-1, 1, 1)
-        angles = 2 * math.pi * torch.rand(len(turns), 1, 1, generator=generator, dtype=torch.float64)
-        return torch.polar(torch.ones_like(angles), angles)
+        return random_matrices(*self.counted(values), self.group, self.is_complex, generator, spread)
 
     def act(self, values: Mapping[str, Tensor], element: Tensor, *, one_sided: bool = False, exactly: bool = True) -> None:
         """(G, H) -> (G A⁻¹, H Aᴴ) in place, carried rows included; the control applies the factor to G only.
@@ -204,3 +184,28 @@ class Factors:
 def _largest(values: Mapping[str, Tensor], view: AnyView) -> Tensor:
     """The largest entry of each copy in a view."""
     return torch.stack([torch.linalg.vector_norm(read(values, one), float("inf"), dim=(1, 2)) for one in real_views((view,))]).amax(0)
+
+
+def random_matrices(copies: int, width: int, group: Group, is_complex: bool, generator: torch.Generator, spread: float) -> Tensor:
+    """Random elements of a group, (copies, width, width)."""
+    log_singular = (2 * torch.rand(copies, width, generator=generator, dtype=torch.float64) - 1) * math.log(spread)
+    if group == "positive":
+        return torch.diag_embed(log_singular.exp())
+    turns = (-1.0) ** (1 + torch.arange(copies))
+    if width == 1:
+        return log_singular.exp().unsqueeze(-1) * _units(turns, is_complex, generator)
+    kind = torch.complex128 if is_complex else torch.float64
+    first, second = (torch.linalg.qr(torch.randn(copies, width, width, generator=generator, dtype=kind))[0] for _ in range(2))
+    if not is_complex:
+        first = first.clone()
+        first[:, :, 0] *= (turns * torch.linalg.det(first).sign() * torch.linalg.det(second).sign()).unsqueeze(-1)
+    element: Tensor = first @ (log_singular.exp().unsqueeze(-1) * second)
+    return element
+
+
+def _units(turns: Tensor, is_complex: bool, generator: torch.Generator) -> Tensor:
+    """Scalars of modulus 1: signs, or phases."""
+    if not is_complex:
+        return turns.view(-1, 1, 1)
+    angles = 2 * math.pi * torch.rand(len(turns), 1, 1, generator=generator, dtype=torch.float64)
+    return torch.polar(torch.ones_like(angles), angles)

@@ -7,6 +7,7 @@ alone. A claim that several readings of a module compete for is decided by what 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from geosharp.symmetry.block import Block, moved
+from geosharp.symmetry.factors import Factors, Group, random_matrices
 from geosharp.symmetry.scope import Evaluate, Places, Run, visit
 
 DRIFT_TO_CONTROL = 1e-3
@@ -80,7 +82,7 @@ def verify_parts(
 
         def judge_all(indices: Sequence[int], evaluate: Evaluate, reference: Tensor) -> None:
             for index in indices:
-                found[index] = _choose(Scene(evaluate, reference, values, seed + index, resolution), parts[index])
+                found[index] = _choose(Scene(evaluate, reference, values, seed, resolution), parts[index])
 
         judges = {
             scope: (
@@ -155,8 +157,8 @@ class _Trial:
 
     def __init__(self, scene: Scene, blocks: Sequence[Block]) -> None:
         self.evaluate, self.values, self.blocks, self.eps = scene.evaluate, scene.values, blocks, scene.eps
-        generator, reference = torch.Generator().manual_seed(scene.seed), scene.reference
-        self.elements = [block.random_element(scene.values, generator) for block in blocks]
+        reference = scene.reference
+        self.elements = [_element(block, scene.values, scene.seed + index) for index, block in enumerate(blocks)]
         self.finite = reference.abs() < MASKED
         self.reference = torch.where(self.finite, reference, 0)
         self.scale = max(float(torch.linalg.vector_norm(self.reference, dtype=torch.float64)), torch.finfo(reference.dtype).tiny)
@@ -188,6 +190,22 @@ class _Trial:
             reason = f"{said}: the control is too weak on this batch to tell a symmetry from rounding (try dtype=torch.float64)"
             return Verdict(block, "undecidable", drift, control, reason)
         return Verdict(block, "refused", drift, control, f"{said}; a symmetry drifts by at most {DRIFT_TO_CONTROL:g} of the control")
+
+
+SPREAD = 2.0
+"""Group elements have singular values between 1/2 and 2."""
+
+
+def _element(block: Block, values: dict[str, Tensor], seed: int) -> Tensor:
+    if isinstance(block, Factors):
+        return _matrices(*block.counted(values), block.group, block.is_complex, seed)
+    return block.random_element(values, torch.Generator().manual_seed(seed), SPREAD)
+
+
+@functools.lru_cache(maxsize=16)
+def _matrices(copies: int, width: int, group: Group, is_complex: bool, seed: int) -> Tensor:
+    """The layers of a model are judged with the same elements, so these are drawn once."""
+    return random_matrices(copies, width, group, is_complex, torch.Generator().manual_seed(seed), SPREAD)
 
 
 def _touched(block: Block) -> Iterator[str]:

@@ -39,9 +39,9 @@ _KEY_HEADS = ("num_key_value_heads", "num_kv_heads", "num_key_value_head", "n_kv
 
 def map_at(module: nn.Module, prefix: str, path: str) -> LinearMap | None:
     """The linear map at a path below a module, or inside the first place of a sequence there."""
-    owner: object = module
+    owner: nn.Module | None = module
     for step in path.split("."):
-        owner = getattr(owner, step, None)
+        owner = None if owner is None else owner._modules.get(step)  # asked for every name at every module, so without getattr
     if isinstance(owner, (nn.Sequential, nn.ModuleList)) and len(owner):
         path, owner = f"{path}.0", owner[0]
     return _linear(owner, join(prefix, path))
