@@ -90,6 +90,8 @@ def parts_of(model: nn.Module, *, published: bool, is_coordinate: IsCoordinate) 
     parts: list[Part] = []
     modules = dict(model.named_modules())
     for name, module in modules.items():
+        if not module._modules and module._parameters.keys() <= {"weight", "bias"}:
+            continue  # a single map or norm is nothing by itself
         parent = modules.get(name.rpartition(".")[0]) if name else None
         sites = next((found for layout in ATTENTION.values() if (found := layout(name, module, parent))), [])
         if sites:
