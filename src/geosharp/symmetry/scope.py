@@ -89,8 +89,10 @@ def visit(places: Places, run: Run, values: Mapping[str, Tensor], judges: Mappin
     try:
         with visitor.hooked():
             output = run({**values, **visitor.poison})
-    except GeosharpError:  # outputs that are not finite; where they are so without us too, judging on the whole model says it again
-        return set()
+    except GeosharpError:
+        if visitor.failed:
+            raise
+        return set()  # outputs that are not finite: where they are so without us too, judging on the whole model says it again
     return visitor.judged if bool(torch.isfinite(output).all()) else set()
 
 
@@ -100,6 +102,8 @@ class _Visitor:
         self.slots = {name: places.slots(name) for names, _ in judges.values() for name in names}
         self.poison = {name: torch.full_like(values[name].reshape(-1)[:1], torch.nan).expand(values[name].shape) for name in self.slots}
         self.judged: set[str] = set()
+        self.failed = False
+        """Whether a judgement raised."""
         self._paused = False
         self._open: Counter[str] = Counter()
         """How many modules that a parameter belongs to are running."""
@@ -136,8 +140,10 @@ class _Visitor:
             untouched = self._versions[scope] == [tensor._version for tensor in tensors((args, kwargs))]
             untouched = untouched and not any(_keeps_state(value) for value in (*args, *kwargs.values()))
             if scope not in self.judged and untouched:
+                self.failed = True  # unless it comes back
                 with self._all_in_place():
                     judge(Call(module, args, kwargs, flat(output), self._installed))
+                self.failed = False
                 self.judged.add(scope)
             self._open.subtract(names)
             self._show()
