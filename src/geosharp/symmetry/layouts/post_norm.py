@@ -26,7 +26,7 @@ def post_norm(name: str, module: nn.Module, parent: nn.Module | None) -> list[Re
         return []
     if isinstance(norm, nn.LayerNorm) or _takes_out_the_mean(norm):
         size = dense.inputs + dense.has_bias
-        return [_known(join(name, "mean"), "output mean", size, "it shares entries with value-output blocks", _Mean(dense))]
+        return [_known(join(name, "mean"), "output mean", size, "its entries are coordinates already", _Mean(dense))]
     if type(norm).__name__ == "NoNorm" and dense.bias is not None:
         into = View(join(name, "LayerNorm.bias")), View(join(name, "LayerNorm.weight"))
         return [_known(join(name, "bias"), "output bias", dense.outputs, "both biases are coordinates", _Bias(dense.bias, *into))]

@@ -100,7 +100,7 @@ def whole_output_mean(name: str, module: nn.Module, parent: nn.Module | None) ->
     if not isinstance(output, nn.Parameter) or output.ndim != 3 or not isinstance(norm, nn.LayerNorm):
         return []
     size, path = output[0].numel(), join(name, "o")
-    reason = "it shares entries with value-output blocks"
+    reason = "its entries are coordinates already"
     return [Reading((), (), (Known(join(path, "mean"), "output mean", f"R^{size}", size, reason, _WholeMean(path)),))]
 
 
