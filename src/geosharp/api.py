@@ -118,7 +118,8 @@ def reparametrize(model: nn.Module, scale: float = 10.0, seed: int = 0, *, symme
     """A copy elsewhere on the same orbit: same function, other weights.
 
     Every block (found by structure, or declared) is moved by a random group element with singular values spread over
-    [1/scale, scale]. Rounding makes the copy's function differ by about machine precision times scale².
+    [1/scale, scale]. Rounding makes the copy's function differ by about machine precision times scale². To move only what
+    was shown on a batch, give `symmetries=gs.symmetries(model, batches).used`.
     """
     if not scale >= 1:
         raise GeosharpError(f"expected scale to be at least 1, got {scale}")

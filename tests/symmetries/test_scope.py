@@ -83,6 +83,23 @@ def test_a_true_claim_is_shown(model: Outer) -> None:
     assert found.verdicts[0].control > 0.1
 
 
+def test_a_users_hooks_take_part() -> None:
+    model = build(Outer)
+    model.inner.register_forward_hook(lambda module, args, output: torch.sin(output))
+    assert gs.verify(model, [BATCH], symmetries=PRODUCT).verdicts[0].verified
+    model.inner.first.register_forward_hook(lambda module, args, output: torch.sin(output))
+    with pytest.raises(gs.SymmetryError, match="is not a symmetry"):
+        gs.verify(model, [BATCH], symmetries=PRODUCT)
+
+
+def test_only_what_was_shown_can_be_moved() -> None:
+    model = build(Outer)
+    found = gs.verify(model, [BATCH], symmetries=PRODUCT)
+    twin = gs.reparametrize(model, symmetries=found.used)
+    torch.testing.assert_close(twin(INPUTS), model(INPUTS))
+    assert not torch.equal(twin.inner.first.weight, model.inner.first.weight)
+
+
 def test_a_use_outside_of_the_module_is_noticed() -> None:
     with pytest.raises(gs.SymmetryError, match="'product' is not a symmetry of this model"):
         gs.verify(build(Elsewhere), [BATCH], symmetries=PRODUCT)

@@ -140,7 +140,7 @@ def _jacobian(call: Call, values: Mapping[str, Tensor], generator: torch.Generat
     leaves = {name: value.detach().clone().requires_grad_() for name, value in values.items()}
     args, kwargs = _redrawn(call, generator)
     with torch.enable_grad(), call.installed(leaves):
-        outputs = _main(call.module.forward(*args, **kwargs))
+        outputs = _main(call.module(*args, **kwargs))
         # All rows of the Jacobian in one backward pass.
         eye = torch.eye(len(outputs), dtype=outputs.dtype, device=outputs.device)
         parts = torch.autograd.grad(outputs, list(leaves.values()), eye, is_grads_batched=True, allow_unused=True)

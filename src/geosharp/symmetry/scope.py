@@ -40,7 +40,7 @@ class Call:
     def evaluate(self, moved: Mapping[str, Tensor]) -> Tensor:
         """The outputs with some parameters replaced."""
         with self.installed(moved):
-            return flat(self.module.forward(*self.args, **self.kwargs)).detach()
+            return flat(self.module(*self.args, **self.kwargs)).detach()
 
 
 Judge = Callable[[Call], None]
