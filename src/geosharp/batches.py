@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from geosharp.errors import GeosharpError
+from geosharp.nested import tensors
 
 Batch = Any
 """A pair `(inputs, targets)`, or a mapping of keyword arguments."""
@@ -49,18 +50,6 @@ def check_lengths(batch: Batch) -> None:
     inputs, targets = rows(batch), batch[1].shape[0]
     if inputs != targets:
         raise GeosharpError(f"expected as many targets as inputs ({inputs}), got {targets}; give loss= and weight= if this is meant")
-
-
-def tensors(value: Any) -> Iterator[Tensor]:
-    """Every tensor in a nested structure."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from tensors(item)
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from tensors(item)
 
 
 def rows(batch: Batch) -> int:

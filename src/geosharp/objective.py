@@ -30,6 +30,7 @@ from geosharp.losses import (
     loss_of_outputs,
     output_tensor,
 )
+from geosharp.nested import tensors
 
 Values = Mapping[str, Tensor]
 
@@ -164,7 +165,7 @@ class Objective:
         with torch.enable_grad(), _CoarsestDtype(self.resolution) as seen:
             self.loss(leaves, own)
         self.resolution = seen.dtype
-        self.copies_inputs = any(tensor._version for tensor in data.tensors(own))
+        self.copies_inputs = any(tensor._version for tensor in tensors(own))
 
     @contextlib.contextmanager
     def watched_lookups(self) -> Iterator[dict[str, list[Tensor]]]:
@@ -270,7 +271,7 @@ class _CoarsestDtype(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        for tensor in data.tensors(result):
+        for tensor in tensors(result):
             if tensor.requires_grad and torch.finfo(tensor.dtype).eps > torch.finfo(self.dtype).eps:
                 self.dtype = tensor.dtype
         return result

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from geosharp.batches import Batch, ordinary, tensors
+from geosharp.batches import Batch, ordinary
 from geosharp.errors import GeosharpError
 from geosharp.geometry import elementwise
 from geosharp.geometry.chart import Chart, Entry
 from geosharp.isolation import undisturbed
+from geosharp.nested import tensors
 from geosharp.objective import Objective
 
 

@@ -6,6 +6,7 @@ positions, a norm, a gate) leaves a subgroup of GL(h), or nothing. A constant in
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -122,8 +123,7 @@ def _value_output(site: AttentionSite, dropped: set[View], *, published: bool) -
     if site.gated:
         return Reading((_block(name, "value-output channels", site.value, site.output, dropped, Features.scalars),))
     assert site.rotary is not None
-    interleaved = site.rotary.interleaved
-    form: Form = lambda one: pairs(one, interleaved=interleaved)  # noqa: E731
+    form = functools.partial(pairs, interleaved=site.rotary.interleaved)
     return Reading((_block(name, "rotary value-output", site.value, site.output, dropped, form),))
 
 

@@ -18,9 +18,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 
 from geosharp.errors import SymmetryError
+from geosharp.nested import tensors
 from geosharp.symmetry.block import Block
 from geosharp.symmetry.reading import Known
-from geosharp.symmetry.scope import Call, Places, Run, tensors, visit
+from geosharp.symmetry.scope import Call, Places, Run, visit
 
 MOST_PARAMETERS = 4000
 """A dense Jacobian of more columns takes minutes."""

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from geosharp.errors import GeosharpError
+from geosharp.nested import tensors
 
 Run = Callable[[dict[str, Tensor]], Tensor]
 """The model's outputs on the verification examples, as one tensor, for given parameter values."""
@@ -181,18 +182,6 @@ class _Visitor:
 def _keeps_state(value: Any) -> bool:
     """Whether an argument (a cache of keys and values) is another one after the call than before it."""
     return callable(getattr(value, "update", None)) and not isinstance(value, (Mapping, set))
-
-
-def tensors(value: Any) -> Iterator[Tensor]:
-    """Every tensor in nested lists and dicts."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from tensors(item)
-    elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from tensors(item)
 
 
 def flat(output: Any) -> Tensor:

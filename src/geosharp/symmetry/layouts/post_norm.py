@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from geosharp.nested import tensors
 from geosharp.symmetry.features import LinearMap, join
 from geosharp.symmetry.layouts.projections import map_at
 from geosharp.symmetry.reading import Known, Reading
-from geosharp.symmetry.scope import tensors
 from geosharp.symmetry.view import View, parameter_of
 
 
