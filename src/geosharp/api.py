@@ -114,15 +114,19 @@ def verify(
 _symmetries = symmetries
 
 
-def reparametrize(model: nn.Module, scale: float = 10.0, seed: int = 0, *, symmetries: Symmetries = "all") -> nn.Module:
+def reparametrize(
+    model: nn.Module, scale: float = 10.0, seed: int = 0, *, symmetries: Symmetries = "all", batches: Iterable[Batch] | None = None
+) -> nn.Module:
     """A copy elsewhere on the same orbit: same function, other weights.
 
     Every block (found by structure, or declared) is moved by a random group element with singular values spread over
-    [1/scale, scale]. Rounding makes the copy's function differ by about machine precision times scale². To move only what
-    was shown on a batch, give `symmetries=gs.symmetries(model, batches).used`.
+    [1/scale, scale]. Rounding makes the copy's function differ by about machine precision times scale². With `batches` only
+    what is verified on them is moved; without, a layout's likeliest reading of the structure is taken at its word.
     """
     if not scale >= 1:
         raise GeosharpError(f"expected scale to be at least 1, got {scale}")
+    if batches is not None:
+        symmetries = _symmetries(model, batches, symmetries=symmetries).used
     with undisturbed():
         twin = copy.deepcopy(model)
         inner, _ = unwrap(twin)

@@ -58,6 +58,10 @@ def structural_clone(model: nn.Module) -> nn.Module:
             config.use_cache = False
         if getattr(module, "gradient_checkpointing", False) is True:
             setattr(module, "gradient_checkpointing", False)  # noqa: B010 - an attribute of some modules only
+        if getattr(module, "max_norm", None) is not None and isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+            raise GeosharpError(
+                "expected embeddings without max_norm: with it the forward pass itself changes the weights; set max_norm=None"
+            )
         if isinstance(getattr(module, "base_layer", None), nn.MultiheadAttention) and not (module.merged or module.disable_adapters):
             raise GeosharpError(
                 "expected no adapter on torch.nn.MultiheadAttention: peft adds one of its products twice, of which autograd sees one; "

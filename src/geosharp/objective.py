@@ -193,6 +193,11 @@ class Objective:
         """The mean loss of these parameters on the batch, differentiable in them."""
         return self._run(values, batch, second_order, self._loss_of)
 
+    def loss_of_parts(self, batch: Batch) -> float:
+        """The model's own mean loss on a prepared batch, in micro-batches where there are such."""
+        with torch.no_grad():
+            return sum(float(self.loss(self.values, part)) * share for part, share in self.micro_batches(batch))
+
     def outputs(self, values: Values, batch: Batch) -> Tensor:
         """The model's outputs as one tensor (logits where there are such)."""
         return self._run(values, batch, False, output_tensor)

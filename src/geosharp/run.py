@@ -12,7 +12,7 @@ import torch
 
 from geosharp import batches as data
 from geosharp.batches import Batch
-from geosharp.errors import GeosharpError
+from geosharp.errors import GeosharpError, SymmetryError
 from geosharp.functional.noise import measured_noise
 from geosharp.functional.pulled_back import PulledBack
 from geosharp.functional.result import Options, Result
@@ -52,6 +52,7 @@ class Run:
         self.rows: dict[tuple[int, float | None], list[Row]] = {}
         self.worst: dict[tuple[int, float | None], list[Mapping[str, Any]]] = {}
         self.noise: dict[Geometry, float] = {}
+        self.own_loss: dict[int, float] = {}
         self.first: Batch | None = None
         self.shared = 0.0
 
@@ -65,11 +66,26 @@ class Run:
                 F = self.session.pulled_back(measure.geometry, [batch])
                 options = dataclasses.replace(self.options, seed=seed, noise=self._noise(measure, F))
                 results = measure.run(F, options)
+                if measure.geometry.metric is not None:
+                    self._check_base(results, batch, index)
             for result in results:
                 place = (position, result.rho)
                 self.rows.setdefault(place, []).append(self._row(measure, result, index, batch, content))
                 if result.state is not None:
                     self.worst.setdefault(place, []).append(result.state)
+
+    def _check_base(self, results: Sequence[Result], batch: Batch, index: int) -> None:
+        """Blocks are shown on a few rows; on all of them, and with the loss itself, the canonical form has the model's own loss."""
+        if index not in self.own_loss:
+            self.own_loss = {index: self.session.objective.loss_of_parts(batch)}
+        own = self.own_loss[index]
+        tolerance = min(max(1e4 * torch.finfo(self.session.objective.resolution).eps, 1e-7), 0.2) * max(abs(own), 1.0)
+        for result in results:
+            if not abs(result.base_loss - own) <= tolerance:
+                raise SymmetryError(
+                    f"expected the model's loss of {own:.6g} at its canonical form too, got {result.base_loss:.6g}: a block that a few "
+                    "rows showed is no symmetry on the whole batch; look with gs.verify on other rows, or declare blocks"
+                )
 
     def _noise(self, measure: Measure, F: PulledBack) -> float:
         if not measure.run.needs_radius:

@@ -101,6 +101,7 @@ class Session:
         objective = self.objective
         content = (
             repr(objective.user_model), str(getattr(objective.user_model, "config", "")), self.weights_hash, repr(self.symmetries),
+            [_behaviour(module) for module in objective.user_model.modules()],
             tuple(objective.values), str(objective.dtype), str(objective.autocast), data.content_hash(few), self.verify_seed,
         )  # fmt: skip
         return hashlib.blake2b(repr(content).encode(), digest_size=20).hexdigest()
@@ -178,6 +179,14 @@ class Session:
             record["dropped"] = {item.name: item.reason for item in self._found.dropped}
         record["frozen"] = sum(value.numel() for value in self.objective.fixed.values())
         return record
+
+
+def _behaviour(module: nn.Module) -> tuple[Any, ...]:
+    """What a module does beside its weights: its code, hooks and switches (a head count can change on the same weights)."""
+    plain = (bool, int, float, str, type(None), tuple)
+    switches = sorted((name, repr(value)) for name, value in vars(module).items() if isinstance(value, plain))
+    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    return id(type(module)), id(type(module).forward), id(vars(module).get("forward")), [id(hook) for hook in hooks], switches
 
 
 def _by_structure(found: Found, blocks: Sequence[Block]) -> list[str]:

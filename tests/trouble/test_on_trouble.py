@@ -153,11 +153,11 @@ def test_nothing_trainable_suggests_params() -> None:
 def test_no_usable_block_for_a_geodesic_measure_is_an_error(measure: str) -> None:
     radius = {} if "gradient" in measure else {"rho": 0.1}
     with one_clear_line("this would equal adaptive-l2", "symmetries=", "allow_no_symmetry=True", kind=SymmetryError):
-        gs.sharpness(plain.seeded(plain.Perceptron), BATCH, measure, **radius)
+        gs.sharpness(plain.seeded(plain.Product), BATCH, measure, **radius)
 
 
 def test_the_override_equals_adaptive_and_claims_nothing() -> None:
-    model = plain.seeded(plain.Perceptron)
+    model = plain.seeded(plain.Product)
     found = gs.sharpness(model, BATCH, "geodesic-inv", rho=0.1, allow_no_symmetry=True)
     assert found.value == gs.sharpness(model, BATCH, "adaptive-l2", rho=0.1).value
     assert found.invariant_to == ()

@@ -68,6 +68,7 @@ def completeness(
         judges[scope] = (set(names), at)
 
     judges: dict[str, Any] = {}
+    modules = {scope: names for scope, names in modules.items() if scope and names}
     for scope, names in modules.items():
         judge(scope, sorted(names))
     with _WideCasts(), sdpa_kernel(SDPBackend.MATH):

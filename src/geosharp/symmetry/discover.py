@@ -150,9 +150,7 @@ def _moves(known: Known, values: Mapping[str, Tensor], is_coordinate: IsCoordina
 def _misfit(block: Block, values: Mapping[str, Tensor]) -> str:
     """Why a found block does not fit the model's parameters, or nothing."""
     try:
-        block.describe(values)
-        if isinstance(block, Factors):
-            block.check(values)
+        block.check(values)
     except SymmetryError as error:
         return str(error)
     return "both sides are the same numbers, which leaves rotations only" if overlaps([block], values) else ""
@@ -175,9 +173,7 @@ def _declared(
         raise SymmetryError(f"expected distinct block names, got {names}")
     kept, dropped = [], []
     for block in (block.renamed(alias) for block in given):
-        block.describe(values)  # raises one line where a declared view does not fit
-        if isinstance(block, Factors):
-            block.check(values)
+        block.check(values)  # raises one line where a declared view does not fit
         fixed = _not_free(block, is_coordinate)
         if fixed:
             dropped.append(Dropped(block.name, fixed))

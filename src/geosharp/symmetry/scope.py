@@ -139,7 +139,7 @@ class _Visitor:
             if self._paused:
                 return
             untouched = self._versions[scope] == [tensor._version for tensor in tensors((args, kwargs))]
-            untouched = untouched and not any(_keeps_state(value) for value in (*args, *kwargs.values()))
+            untouched = untouched and not any(_keeps_state(value) for value in (*args, *kwargs.values())) and _is_all_seen(output)
             if scope not in self.judged and untouched:
                 self.failed = True  # unless it comes back
                 with self._all_in_place():
@@ -182,6 +182,17 @@ class _Visitor:
 def _keeps_state(value: Any) -> bool:
     """Whether an argument (a cache of keys and values) is another one after the call than before it."""
     return callable(getattr(value, "update", None)) and not isinstance(value, (Mapping, set))
+
+
+def _is_all_seen(output: Any) -> bool:
+    """Whether everything that a module returns can be compared: real numbers in lists and dicts, and what is no tensor at all."""
+    if isinstance(output, Tensor):
+        return output.is_floating_point()
+    if isinstance(output, Mapping):
+        return all(_is_all_seen(item) for item in output.values())
+    if isinstance(output, (tuple, list)):
+        return all(_is_all_seen(item) for item in output)
+    return output is None or isinstance(output, (bool, int, float, str))
 
 
 def flat(output: Any) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from geosharp.errors import SymmetryError
-from geosharp.symmetry.view import View, parameter_of, read, write
+from geosharp.symmetry.view import View, parameter_of, read, shape_of, write
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,12 @@ class Translation:
     def parameters(self) -> tuple[str, ...]:
         """The names of the parameters it moves."""
         return tuple(dict.fromkeys(view.parameter for view in self.views))
+
+    def check(self, values: Mapping[str, Tensor]) -> None:
+        """One clear line where a view does not fit."""
+        others = (self.into, self.control, self.beside, self.control_beside)
+        for view in (self.shifted, *self.ways, *(view for view in others if view is not None)):
+            shape_of(values, view)
 
     def random_element(self, values: Mapping[str, Tensor], generator: torch.Generator, spread: float = 2.0) -> Tensor:
         """A random shift, and below it one for the control: what the weights make of a Gaussian input."""

@@ -135,7 +135,7 @@ def neuron_block(name: str, kind: str, made: Features, used: Features, group: st
 
 
 def activation_of(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
-    """The activation that a module holds as a child or attribute with `act` in its name."""
+    """The activation of a module: a child or attribute with `act` in its name, one of PyTorch's, or the function in its forward pass."""
     return next(_activations(module), None)
 
 
@@ -145,11 +145,15 @@ def _activations(module: nn.Module) -> Iterator[Any]:
             named = name.startswith("act") or "_act" in name
             if named and callable(value) and not isinstance(value, (type, nn.Dropout)):
                 yield value
+    yield from (child for child in module.children() if type(child).__module__ == "torch.nn.modules.activation")
+    if "relu" in names_used(module):
+        yield torch.relu
 
 
 def commutes_with(activation: Callable[[Tensor], Tensor]) -> str:
     """What may be taken through an activation: "linear" maps, "positive" factors, or "nothing"."""
-    x = torch.linspace(-3, 3, 25)
+    sizes = torch.logspace(-3, 5, 41)  # beyond where some activations are cut off
+    x = torch.cat([-sizes, torch.zeros(1), sizes])
     try:
         with torch.no_grad():
             y, double, mirrored = (activation(factor * x) for factor in (1, 2, -1))

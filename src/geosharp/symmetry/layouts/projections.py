@@ -29,11 +29,23 @@ from geosharp.symmetry.view import View
 
 _OUTPUTS = (
     "o_proj", "out_proj", "out_lin", "o", "dense", "fc_out", "proj", "c_proj", "to_out", "Wo", "wo", "out", "output_proj", "linear_out",
-    "output", "projection", "projection_layer", "post", "attention_out", "post_proj",
+    "output", "projection", "projection_layer", "post", "attention_out", "post_proj", "W_o", "w_o", "WO", "W_O", "fc_o", "proj_o",
+    "unifyheads", "out_linear", "fc", "to_o",
 )  # fmt: skip
 _OUTPUTS_ABOVE = ("output.dense", "post_attention.conv1d")
-_WIDTHS = ("head_dim", "attention_head_size", "head_size", "key_value_proj_dim", "kv_channels", "attention_head_dim")
-_HEADS = ("num_heads", "num_attention_heads", "n_heads", "n_head", "nhead", "num_attn_heads", "encoder_attention_heads")
+_WIDTHS = ("head_dim", "attention_head_size", "head_size", "key_value_proj_dim", "kv_channels", "attention_head_dim", "dim_head")
+_HEADS = (
+    "num_heads",
+    "num_attention_heads",
+    "n_heads",
+    "n_head",
+    "nhead",
+    "num_attn_heads",
+    "encoder_attention_heads",
+    "heads",
+    "nheads",
+    "nb_heads",
+)
 _KEY_HEADS = ("num_key_value_heads", "num_kv_heads", "num_key_value_head", "n_kv_heads", "kv_n_heads", "kv_heads", "num_query_groups")
 
 

@@ -14,7 +14,10 @@ _NAMES = (
     ("q_proj", "k_proj", "v_proj"), ("query", "key", "value"), ("q_lin", "k_lin", "v_lin"), ("q", "k", "v"),
     ("query_proj", "key_proj", "value_proj"), ("to_q", "to_k", "to_v"), ("wq", "wk", "wv"), ("Wq", "Wk", "Wv"),
     ("linear_q", "linear_k", "linear_v"), ("project_q", "project_k", "project_v"), ("q_head", "k_head", "v_head"),
-    ("q_linear", "k_linear", "v_linear"), ("projection_query", "projection_key", "projection_value"),
+    ("W_q", "W_k", "W_v"), ("w_q", "w_k", "w_v"), ("W_Q", "W_K", "W_V"), ("WQ", "WK", "WV"), ("w_qs", "w_ks", "w_vs"),
+    ("queries", "keys", "values"), ("toqueries", "tokeys", "tovalues"), ("to_queries", "to_keys", "to_values"), ("fc_q", "fc_k", "fc_v"),
+    ("proj_q", "proj_k", "proj_v"), ("query_linear", "key_linear", "value_linear"), ("q_linear", "k_linear", "v_linear"),
+    ("projection_query", "projection_key", "projection_value"),
 )  # fmt: skip
 _KEYS_WITH_VALUES = (
     ("to_q", "to_kv"), ("q", "kv"), ("q_proj", "kv_proj"), ("query", "key_value"), ("Wq", "Wkv"), ("wq", "wkv"), ("q_attn", "c_attn"),
