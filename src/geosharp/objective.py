@@ -162,8 +162,13 @@ class Objective:
         """
         leaves = {name: value.detach().requires_grad_() for name, value in self.values.items()}
         own = data.mapped(batch, torch.clone)
-        with torch.enable_grad(), _CoarsestDtype(self.resolution) as seen:
+        with torch.enable_grad(), _Watch(self.resolution, {id(p): name for name, p in self.user_model.named_parameters()}) as seen:
             self.loss(leaves, own)
+        if seen.foreign:
+            raise GeosharpError(
+                f"expected the forward pass to reach {seen.foreign!r} through its module only, got it from elsewhere too (a list, a "
+                "closure), where a copy of the model still has the original; use the module's own attribute"
+            )
         self.resolution = seen.dtype
         self.copies_inputs = any(tensor._version for tensor in tensors(own))
 
@@ -267,14 +272,15 @@ def _check_options(dtype: object, autocast: object, micro_batch: int | None, nor
         raise GeosharpError(f"expected logit_normalization to be one of {known} or None, got {normalization!r}")
 
 
-class _CoarsestDtype(TorchFunctionMode):
-    """The coarsest floating dtype among results that depend on leaves which require gradients."""
+class _Watch(TorchFunctionMode):
+    """The coarsest floating dtype among results that depend on leaves which require gradients; the user's own parameters in use."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
+    def __init__(self, dtype: torch.dtype, own: Mapping[int, str]) -> None:
         super().__init__()
-        self.dtype = dtype
+        self.dtype, self.own, self.foreign = dtype, own, ""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.foreign = self.foreign or next((self.own[id(one)] for one in tensors((args, kwargs)) if id(one) in self.own), "")
         result = func(*args, **(kwargs or {}))
         for tensor in tensors(result):
             if tensor.requires_grad and torch.finfo(tensor.dtype).eps > torch.finfo(self.dtype).eps:

@@ -124,3 +124,26 @@ def test_embeddings_that_change_in_the_forward_pass_are_refused_and_not_touched(
     with pytest.raises(gs.GeosharpError, match="max_norm"):
         gs.symmetries(model, [(torch.zeros(4, 2, dtype=torch.long), torch.zeros(4, dtype=torch.long))])
     assert torch.equal(model[0].weight, before)
+
+
+class Listed(Neurons):
+    """A weight in a list beside its parameter: a copy of the model has the copy's module and the original's list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept = [self.fc1.weight]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(torch.relu(nn.functional.linear(x, self.kept[0], self.fc1.bias)))
+
+
+@pytest.mark.parametrize("measure", ["standard-l2", "geodesic-inv"])
+def test_a_weight_that_a_copy_cannot_replace_is_refused(measure: str) -> None:
+    model = seeded(Listed)
+    model.kept = [model.fc1.weight]
+    with pytest.raises(gs.GeosharpError, match=r"expected the forward pass to reach 'fc1.weight' through its module only"):
+        gs.sharpness(model, [BATCH], measure, rho=0.1)
+    closed = seeded(Neurons)
+    closed.forward = lambda x: Neurons.forward(closed, x)
+    with pytest.raises(gs.GeosharpError, match="through its module only"):
+        gs.sharpness(closed, [BATCH], measure, rho=0.1)
