@@ -24,6 +24,8 @@ def unwrap(model: nn.Module) -> tuple[nn.Module, str]:
     while True:
         inner = next((name for name in _WRAPPERS if _is_wrapper(model, name)), None)
         if inner is None:
+            if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
+                raise GeosharpError("expected a model in Python, got one with scripted or traced parts; give the model before torch.jit")
             return model, prefix
         prefix += _WRAPPERS[inner]
         model = getattr(model, inner)

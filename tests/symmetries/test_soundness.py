@@ -147,3 +147,11 @@ def test_a_weight_that_a_copy_cannot_replace_is_refused(measure: str) -> None:
     closed.forward = lambda x: Neurons.forward(closed, x)
     with pytest.raises(gs.GeosharpError, match="through its module only"):
         gs.sharpness(closed, [BATCH], measure, rho=0.1)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_scripted_models_are_refused_in_one_line() -> None:
+    scripted = torch.jit.script(nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3)).double())
+    for call in (gs.symmetries, gs.reparametrize):
+        with pytest.raises(gs.GeosharpError, match=r"before torch\.jit"):
+            call(scripted)
