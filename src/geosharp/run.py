@@ -65,20 +65,23 @@ class Run:
             with about(f"{measure.name} on batch {index}"):
                 F = self.session.pulled_back(measure.geometry, [batch])
                 options = dataclasses.replace(self.options, seed=seed, noise=self._noise(measure, F))
+                own = self._own_loss(batch, index) if measure.geometry.metric is not None else None
                 results = measure.run(F, options)
-                if measure.geometry.metric is not None:
-                    self._check_base(results, batch, index)
+                if own is not None:
+                    self._check_base(results, own)
             for result in results:
                 place = (position, result.rho)
                 self.rows.setdefault(place, []).append(self._row(measure, result, index, batch, content))
                 if result.state is not None:
                     self.worst.setdefault(place, []).append(result.state)
 
-    def _check_base(self, results: Sequence[Result], batch: Batch, index: int) -> None:
-        """Blocks are shown on a few rows; on all of them, and with the loss itself, the canonical form has the model's own loss."""
+    def _own_loss(self, batch: Batch, index: int) -> float:
         if index not in self.own_loss:
             self.own_loss = {index: self.session.objective.loss_of_parts(batch)}
-        own = self.own_loss[index]
+        return self.own_loss[index]
+
+    def _check_base(self, results: Sequence[Result], own: float) -> None:
+        """Blocks are shown on a few rows; on all of them, and with the loss itself, the canonical form has the model's own loss."""
         tolerance = min(max(1e4 * torch.finfo(self.session.objective.resolution).eps, 1e-7), 0.2) * max(abs(own), 1.0)
         for result in results:
             if not abs(result.base_loss - own) <= tolerance:
