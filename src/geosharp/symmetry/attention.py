@@ -96,17 +96,19 @@ def _key_shifts(site: AttentionSite, is_coordinate: IsCoordinate) -> dict[View, 
     query, shifts = _not_rotated(site, site.query[0]), {}
     for number, (whole, free) in enumerate(zip(site.key, site.key_shifts_free, strict=True)):
         key = _not_rotated(site, whole)
-        # Without a query bias there is nothing that could serve as a control.
-        if free and key.bias is not None and query.bias is not None and is_coordinate(key.bias.parameter):
-            shifts[key.bias] = Translation(
-                f"{site.name}.key_bias" + (f"_{number}" if number else ""),
-                key.bias[..., None, :],
-                control=query.bias[..., None, :],
-                beside=key.weight.mT,
-                control_beside=query.weight.mT,
-                kind="key bias",
-            )
+        shift = key_shift(f"{site.name}.key_bias" + (f"_{number}" if number else ""), query, key)
+        if free and shift is not None and key.bias is not None and is_coordinate(key.bias.parameter):
+            shifts[key.bias] = shift
     return shifts
+
+
+def key_shift(name: str, query: Features, key: Features) -> Translation | None:
+    """The shift of a key bias; without a query bias there is nothing that could serve as a control."""
+    if key.bias is None or query.bias is None:
+        return None
+    shifted, control = key.bias[..., None, :], query.bias[..., None, :]
+    beside, other = key.weight.mT, query.weight.mT
+    return Translation(name, shifted, control=control, beside=beside, control_beside=other, kind="key bias")
 
 
 # Value and output -----------------------------------------------------------------------------------------------------

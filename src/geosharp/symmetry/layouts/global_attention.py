@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from geosharp.symmetry.block import Block, Factors, Translation
+from geosharp.symmetry.attention import key_shift
+from geosharp.symmetry.block import Block, Factors
 from geosharp.symmetry.features import Features, LinearMap
 from geosharp.symmetry.layouts.projections import Heads, adapted, common, divided, map_at, output_map
 from geosharp.symmetry.reading import Dropped, Known, Reading
@@ -45,18 +46,11 @@ def global_attention(name: str, module: nn.Module, parent: nn.Module | None) -> 
 
 def _blocks(label: str, query: Features, key: Features) -> Iterator[Block]:
     weights, *bias = key.matrix()
-    free = key.bias is not None and query.bias is not None
-    right, carried = ((weights,), tuple(bias)) if free else ((weights, *bias), ())
+    shift = key_shift(f"{label}.global_key_bias", query, key)
+    right, carried = ((weights,), tuple(bias)) if shift is not None else ((weights, *bias), ())
     yield Factors(f"{label}.global_query_key", query.matrix(), right, kind="query-key", right_carried=carried)
-    if key.bias is not None and query.bias is not None:
-        yield Translation(
-            f"{label}.global_key_bias",
-            key.bias[..., None, :],
-            control=query.bias[..., None, :],
-            beside=key.weight.mT,
-            control_beside=query.weight.mT,
-            kind="key bias",
-        )
+    if shift is not None:
+        yield shift
 
 
 def _joint(label: str, heads: Heads, values: tuple[LinearMap, LinearMap], output: LinearMap) -> Iterator[Known]:

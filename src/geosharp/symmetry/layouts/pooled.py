@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from torch import nn
 
+from geosharp.symmetry.attention import key_shift
 from geosharp.symmetry.between import pooled_queries
-from geosharp.symmetry.block import Block, Factors, Translation
-from geosharp.symmetry.features import Features
+from geosharp.symmetry.block import Factors
 from geosharp.symmetry.layouts.fused import fused
 from geosharp.symmetry.layouts.separate import separate
 from geosharp.symmetry.reading import Reading
@@ -25,16 +25,8 @@ def pooled(name: str, module: nn.Module, parent: nn.Module | None) -> list[Readi
             continue
         key, left = site.key[0], tuple(view for one in site.query for view in one.scalars())
         weights, *biases = key.scalars()
-        shift = _shift(site.name, site.query[0], key) if site.key_shifts_free[0] else ()
-        right, carried = ((weights,), tuple(biases)) if shift else ((weights, *biases), ())
+        shift = key_shift(f"{site.name}.key_bias", site.query[0], key) if site.key_shifts_free[0] else None
+        right, carried = ((weights,), tuple(biases)) if shift is not None else ((weights, *biases), ())
         block = Factors(f"{site.name}.query_key_channels", left, right, "positive", "query-key channels", (), carried)
-        readings.append(Reading((block, *shift)))
+        readings.append(Reading((block,) if shift is None else (block, shift)))
     return readings
-
-
-def _shift(name: str, query: Features, key: Features) -> tuple[Block, ...]:
-    if key.bias is None or query.bias is None:
-        return ()
-    shifted, control = key.bias[..., None, :], query.bias[..., None, :]
-    beside, other = key.weight.mT, query.weight.mT
-    return (Translation(f"{name}.key_bias", shifted, control=control, beside=beside, control_beside=other, kind="key bias"),)
